@@ -1,0 +1,146 @@
+// The browser's side of an explorer: native controls, one <img>, one sentence. See shell.py for the messages.
+
+const WAIT = 3000; // ms without an answer before the reader is told
+
+function element(tag, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}
+
+function render({ model, el }) {
+  const spec = model.get("spec");
+  const prefix = "mm" + Math.random().toString(36).slice(2);
+  let pending = null; // changes not sent yet
+  let waiting = null; // timer while a change is under way
+  let url = null;
+
+  const picture = element("img", { width: spec.size[0], height: spec.size[1] });
+  const sentence = element("p", { className: "mm-sentence" });
+  const error = element("p", { className: "mm-error", hidden: true });
+  const remark = element("p", { className: "mm-remark" });
+  error.setAttribute("role", "alert");
+  sentence.setAttribute("aria-live", "polite");
+  remark.setAttribute("role", "status");
+
+  function send() {
+    if (pending === null || waiting !== null) return;
+    model.send(pending);
+    pending = null;
+    waiting = setTimeout(() => {
+      remark.textContent = "The kernel has not answered yet. If it was restarted, run this cell again.";
+    }, WAIT);
+  }
+
+  function change(name, raw) {
+    pending ??= { set: {} };
+    pending.set[name] = raw;
+    send();
+  }
+
+  function press(request) {
+    pending = { ...request, set: {} }; // a preset or a reset overtakes what was not sent yet
+    send();
+  }
+
+  function button(text, request) {
+    const node = element("button", { type: "button", textContent: text });
+    node.addEventListener("click", () => press(request));
+    return node;
+  }
+
+  const presets = spec.presets.map((name) => [name, button(name, { preset: name })]);
+  const presetRow = element("div", { className: "mm-presets" }, ...presets.map(([, node]) => node), button("Reset", { reset: true }));
+  presetRow.setAttribute("role", "group");
+  presetRow.setAttribute("aria-label", "Presets");
+
+  // Each control gives a row of the page and a function that shows a value.
+  const makers = {
+    slider(control, id) {
+      const slider = element("input", { type: "range", id, min: 0, max: control.last, step: 1 });
+      const box = element("input", { type: "text", inputMode: "decimal", autocomplete: "off", spellcheck: false });
+      box.setAttribute("aria-label", control.label + ", number");
+      let edited = false; // typed, but not yet sent: must not be overwritten
+      slider.addEventListener("input", () => change(control.name, Number(slider.value)));
+      box.addEventListener("input", () => (edited = true));
+      box.addEventListener("change", () => {
+        edited = false;
+        change(control.name, box.value);
+      });
+      const show = (value) => {
+        slider.value = value.index;
+        slider.setAttribute("aria-valuetext", value.spoken);
+        if (!edited) box.value = value.text;
+      };
+      return { nodes: [slider, box], show };
+    },
+    choice(control, id) {
+      const list = element("select", { id }, ...control.options.map((option) => element("option", { textContent: option })));
+      list.addEventListener("change", () => change(control.name, list.selectedIndex));
+      return { nodes: [list], show: (value) => (list.selectedIndex = value.index) };
+    },
+    toggle(control, id) {
+      const box = element("input", { type: "checkbox", id });
+      box.addEventListener("change", () => change(control.name, box.checked));
+      return { nodes: [box], show: (value) => (box.checked = value.checked) };
+    },
+  };
+  const rows = [];
+  const shows = {};
+  for (const control of spec.controls) {
+    const id = `${prefix}-${control.name}`;
+    const { nodes, show } = makers[control.kind](control, id);
+    const row = element("div", { className: "mm-control" }, element("label", { htmlFor: id, textContent: control.label }), ...nodes);
+    row.dataset.name = control.name;
+    rows.push(row);
+    shows[control.name] = show;
+  }
+
+  function show() {
+    clearTimeout(waiting);
+    waiting = null;
+    const shown = model.get("shown");
+    for (const [name, value] of Object.entries(shown.controls)) {
+      if (!(pending && (name in pending.set || pending.preset || pending.reset))) shows[name](value);
+    }
+    for (const [name, node] of presets) node.setAttribute("aria-pressed", shown.preset.includes(name));
+    const old = url;
+    url = URL.createObjectURL(new Blob([model.get("png")], { type: "image/png" }));
+    picture.src = url;
+    if (old) URL.revokeObjectURL(old);
+    picture.alt = shown.sentence;
+    sentence.textContent = shown.sentence;
+    sentence.hidden = Boolean(shown.error);
+    error.textContent = shown.error;
+    error.hidden = !shown.error;
+    root.classList.toggle("mm-failed", Boolean(shown.error));
+    remark.textContent = shown.remark;
+    root.dataset.serial = shown.serial;
+    send();
+  }
+
+  const root = element(
+    "div",
+    { className: "mm-explorer" },
+    presetRow,
+    element("div", { className: "mm-controls" }, ...rows),
+    picture,
+    element("div", { className: "mm-words" }, sentence, error),
+    remark,
+  );
+  root.setAttribute("role", "group");
+  root.setAttribute("aria-label", `Explorer ${spec.name}`);
+  for (const node of root.querySelectorAll("input, select, button")) {
+    node.dataset.lmSuppressShortcuts = "true"; // keys move our controls, not JupyterLab's cells
+  }
+  el.append(root);
+  show();
+  model.on("change:shown", show);
+  return () => {
+    model.off("change:shown", show);
+    clearTimeout(waiting);
+    URL.revokeObjectURL(url);
+  };
+}
+
+export default { render };

@@ -1,0 +1,149 @@
+"""Writing text: the next token's logits, filtered, sampled, appended, again and again."""
+
+from typing import Protocol
+
+import torch
+
+from .cache import new_cache
+
+
+class Streamer(Protocol):
+    """What `generate` hands its tokens to: transformers' streamers fit."""
+
+    def put(self, value: torch.Tensor): ...
+
+    def end(self): ...
+
+
+def penalize_repetition(
+    logits: torch.Tensor, token_ids: torch.Tensor, penalty: float, token_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Make tokens that already occurred less likely: positive logits / penalty, negative ones * penalty.
+
+    logits: [batch, vocab]; token_ids: [batch, seq]; token_mask: [batch, seq], 0 for padding, which does not count.
+    Source: Keskar et al. 2019, "CTRL", section 4.1.
+    """
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    counts = torch.ones_like(token_ids, dtype=torch.bool) if token_mask is None else token_mask.bool()
+    # an id may stand at a masked and at an unmasked place: write the masked ones first, to a column of their own
+    seen = torch.cat([seen, seen[:, :1]], dim=-1)
+    seen = seen.scatter(-1, torch.where(counts, token_ids, logits.shape[-1]), True)[:, :-1]
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Keep the k largest logits of each row, the others become -inf. k = 0 or k >= vocab keeps all."""
+    if k <= 0 or k >= logits.shape[-1]:
+        return logits
+    smallest_kept = logits.topk(k, dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < smallest_kept, float("-inf"))
+
+
+def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
+    """Keep the most probable tokens until their probabilities reach p, the one that crosses p included.
+
+    At least one token stays. Source: Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration", equation 2.
+    """
+    if p >= 1:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True)
+    probs = ordered.softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs  # the mass in front of each token
+    dropped = before >= p
+    dropped[..., 0] = False
+    return logits.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), float("-inf"))
+
+
+def next_token_probs(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """[batch, vocab] logits -> probabilities in float32: temperature, then top-k, then top-p. temperature > 0."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    return keep_top_p(keep_top_k(logits, top_k), top_p).softmax(dim=-1)
+
+
+@torch.no_grad()
+def generate(
+    model,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.85,
+    top_k: int = 50,
+    top_p: float = 0.85,
+    repetition_penalty: float = 1.0,
+    do_sample: bool = True,
+    eos_token_id: int | list[int] | None = -1,
+    num_return_sequences: int = 1,
+    use_cache: bool = True,
+    streamer: Streamer | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Prompt and new tokens: [batch * num_return_sequences, seq + new], rows of one prompt side by side.
+
+    attention_mask: [batch, seq]; prompts of unequal length are padded on the left. temperature 0 is greedy, as is
+    do_sample=False. eos_token_id: the config's unless given; None never stops; a finished row is filled with it.
+    generator: a CPU generator, for the same draws on every device. streamer: gets the prompt, then each new token.
+    Raises ValueError for settings out of range and for a prompt that ends in padding.
+    Source: MiniMind, MiniMindForCausalLM.generate.
+    """
+    _check_settings(
+        input_ids, attention_mask, max_new_tokens, temperature, top_p, repetition_penalty, num_return_sequences
+    )
+    stops = [model.config.eos_token_id] if eos_token_id == -1 else eos_token_id
+    stops = [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
+    ids = input_ids.repeat_interleave(num_return_sequences, dim=0)
+    mask = None if attention_mask is None else attention_mask.repeat_interleave(num_return_sequences, dim=0).bool()
+    finished = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    past = new_cache(len(model.model.layers), ids.shape[1] + max_new_tokens) if use_cache else None
+    was_training = model.training
+    model.eval()
+    try:
+        if streamer is not None:
+            streamer.put(input_ids)
+        new = ids
+        for _ in range(max_new_tokens):
+            output = model(new if use_cache else ids, mask, past, use_cache, logits_to_keep=1)
+            past, logits = output.past_key_values, output.logits[:, -1]
+            if repetition_penalty != 1:
+                logits = penalize_repetition(logits, ids, repetition_penalty, mask)
+            if not do_sample or temperature == 0:
+                new = logits.argmax(dim=-1, keepdim=True)
+            else:
+                probs = next_token_probs(logits, temperature, top_k, top_p)
+                new = torch.multinomial(probs.to("cpu"), 1, generator=generator).to(ids.device)  # device: CPU draws
+            if stops:
+                new = new.masked_fill(finished[:, None], stops[0])
+                finished = finished | torch.isin(new[:, 0], torch.tensor(stops, device=ids.device))
+            ids = torch.cat([ids, new], dim=1)
+            if mask is not None:
+                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+            if streamer is not None:
+                streamer.put(new[:, 0])
+            if stops and finished.all():
+                break
+    finally:
+        model.train(was_training)
+        if streamer is not None:
+            streamer.end()
+    return ids
+
+
+def _check_settings(
+    input_ids, attention_mask, max_new_tokens, temperature, top_p, repetition_penalty, num_return_sequences
+):
+    if attention_mask is not None:
+        if attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask has shape {list(attention_mask.shape)}, input_ids {list(input_ids.shape)}; "
+                f"generate needs one entry per prompt token"
+            )
+        if not attention_mask[:, -1].all():
+            raise ValueError("a prompt ends in padding; pad on the left, so that the last token of every row is real")
+    for name, value, right, rule in (
+        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "at least 1"),
+        ("temperature", temperature, temperature >= 0, "0 (greedy) or more"),
+        ("top_p", top_p, 0 < top_p, "above 0"),
+        ("repetition_penalty", repetition_penalty, repetition_penalty > 0, "above 0"),
+        ("num_return_sequences", num_return_sequences, num_return_sequences >= 1, "at least 1"),
+    ):
+        if not right:
+            raise ValueError(f"{name} is {value}; it must be {rule}")
