@@ -29,6 +29,20 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(diagonal=keys - queries)
 
 
+def as_bool_mask(attention_mask: torch.Tensor) -> torch.Tensor:
+    """A mask of 0 and 1 of any type as bool, True where a key may be seen. Raises ValueError for other values."""
+    if attention_mask.dtype == torch.bool:
+        return attention_mask
+    mask = attention_mask.bool()
+    if not mask.is_meta and not torch.equal(mask.to(attention_mask.dtype), attention_mask):
+        low, high = (value.item() for value in attention_mask.aminmax())
+        raise ValueError(
+            f"attention_mask has values from {low:g} to {high:g}, but it must hold 1 for a key that may be seen and 0 "
+            f"for one that may not; turn an additive mask (0 and -inf) into mask == 0"
+        )
+    return mask
+
+
 def allowed_keys(
     queries: int, keys: int, attention_mask: torch.Tensor | None, device: torch.device | None = None
 ) -> torch.Tensor:
@@ -36,7 +50,7 @@ def allowed_keys(
 
     attention_mask: [batch, key] or [batch, query, key], 1 or True where a key may be seen; key counts cached and new
     positions. A query without any allowed key (it is padding itself) sees its own position, so that nothing is NaN.
-    Raises ValueError if the mask does not have one entry per key.
+    Raises ValueError if the mask does not have one entry per key or holds other values than 0 and 1.
     """
     allowed = rearrange(causal_mask(queries, keys, device), "query key -> 1 1 query key")
     if attention_mask is None:
@@ -46,10 +60,11 @@ def allowed_keys(
             f"attention_mask has shape {list(attention_mask.shape)}, but there are {keys} keys "
             f"({keys - queries} cached + {queries} new); give [batch, {keys}]"
         )
-    if attention_mask.ndim == 2:
-        visible = rearrange(attention_mask.bool(), "batch key -> batch 1 1 key")
+    visible = as_bool_mask(attention_mask)
+    if visible.ndim == 2:
+        visible = rearrange(visible, "batch key -> batch 1 1 key")
     else:
-        visible = rearrange(attention_mask.bool(), "batch query key -> batch 1 query key")
+        visible = rearrange(visible, "batch query key -> batch 1 query key")
     allowed = allowed & visible
     own = torch.eye(queries, keys, dtype=torch.bool, device=device).roll(keys - queries, dims=-1)
     return allowed | (own & ~allowed.any(dim=-1, keepdim=True))

@@ -33,11 +33,16 @@ class LayerCache:
         return stored[:, : self.length]
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> "LayerCache":
-        """This past followed by k and v, each [batch, new positions, kv_heads, head_dim]."""
+        """This past followed by k and v, each [batch, new positions, kv_heads, head_dim].
+
+        Raises ValueError if they differ from the past in type, batch, kv_heads or head_dim.
+        """
         if self._storage is None and (torch.is_grad_enabled() or not self._capacity):
             return LayerCache(k, v)
         if self._storage is not None:
             past = self._storage.k[:, : self.length]
+            if past.dtype != k.dtype:
+                raise ValueError(f"the cache holds {past.dtype}, the new keys are {k.dtype}; use one type for both")
             if past.shape[0] != k.shape[0] or past.shape[2:] != k.shape[2:]:
                 raise ValueError(
                     f"the cache holds keys of shape {list(past.shape)} (batch, seq, kv_heads, head_dim), "

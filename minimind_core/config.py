@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from .rope import check_rope_scaling
+
 ACTIVATIONS = ("silu", "gelu", "relu")
 YARN_MINIMIND = {
     "type": "yarn",
@@ -84,6 +86,8 @@ class MiniMindConfig:
             fill("rope_scaling", dict(self.rope_scaling))
         elif self.inference_rope_scaling:
             fill("rope_scaling", dict(YARN_MINIMIND))
+        if self.rope_scaling is not None:
+            check_rope_scaling(self.rope_scaling)
         self._check_choices()
 
     def _check_sizes(self):

@@ -1,9 +1,12 @@
 """Writing text: the next token's logits, filtered, sampled, appended, again and again."""
 
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import torch
+from torch import nn
 
+from .attention import as_bool_mask
 from .cache import new_cache
 
 
@@ -13,6 +16,18 @@ class Streamer(Protocol):
     def put(self, value: torch.Tensor): ...
 
     def end(self): ...
+
+
+@contextmanager
+def evaluating(model: nn.Module):
+    """Within this block every module is in evaluation mode; afterwards each is in its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def penalize_repetition(
@@ -82,22 +97,34 @@ def generate(
     attention_mask: [batch, seq]; prompts of unequal length are padded on the left. temperature 0 is greedy, as is
     do_sample=False. eos_token_id: the config's unless given; None never stops; a finished row is filled with it.
     generator: a CPU generator, for the same draws on every device. streamer: gets the prompt, then each new token.
-    Raises ValueError for settings out of range and for a prompt that ends in padding.
+    Raises ValueError for settings out of range, for a prompt that ends in padding, and if prompt and new tokens
+    together do not fit into the rotary table.
     Source: MiniMind, MiniMindForCausalLM.generate.
     """
-    _check_settings(
-        input_ids, attention_mask, max_new_tokens, temperature, top_p, repetition_penalty, num_return_sequences
-    )
     stops = [model.config.eos_token_id] if eos_token_id == -1 else eos_token_id
     stops = [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
+    _check_prompt(model, input_ids, attention_mask, max_new_tokens)
+    vocab = model.config.vocab_size
+    for name, value, right, rule in (
+        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "at least 1"),
+        ("temperature", temperature, temperature >= 0, "0 (greedy) or more"),
+        ("top_k", top_k, top_k >= 0, "0 (keeps all) or more"),
+        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1 (keeps all)"),
+        ("repetition_penalty", repetition_penalty, repetition_penalty > 0, "above 0"),
+        ("eos_token_id", stops, all(0 <= stop < vocab for stop in stops), f"within the vocabulary of {vocab} tokens"),
+        ("num_return_sequences", num_return_sequences, num_return_sequences >= 1, "at least 1"),
+    ):
+        if not right:
+            raise ValueError(f"{name} is {value}; it must be {rule}")
     ids = input_ids.repeat_interleave(num_return_sequences, dim=0)
-    mask = None if attention_mask is None else attention_mask.repeat_interleave(num_return_sequences, dim=0).bool()
+    mask = None
+    if attention_mask is not None:
+        mask = as_bool_mask(attention_mask).repeat_interleave(num_return_sequences, dim=0)
     finished = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
     past = new_cache(len(model.model.layers), ids.shape[1] + max_new_tokens) if use_cache else None
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model), ExitStack() as at_the_end:
         if streamer is not None:
+            at_the_end.callback(streamer.end)
             streamer.put(input_ids)
         new = ids
         for _ in range(max_new_tokens):
@@ -120,30 +147,23 @@ def generate(
                 streamer.put(new[:, 0])
             if stops and finished.all():
                 break
-    finally:
-        model.train(was_training)
-        if streamer is not None:
-            streamer.end()
     return ids
 
 
-def _check_settings(
-    input_ids, attention_mask, max_new_tokens, temperature, top_p, repetition_penalty, num_return_sequences
-):
-    if attention_mask is not None:
-        if attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask has shape {list(attention_mask.shape)}, input_ids {list(input_ids.shape)}; "
-                f"generate needs one entry per prompt token"
-            )
-        if not attention_mask[:, -1].all():
-            raise ValueError("a prompt ends in padding; pad on the left, so that the last token of every row is real")
-    for name, value, right, rule in (
-        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "at least 1"),
-        ("temperature", temperature, temperature >= 0, "0 (greedy) or more"),
-        ("top_p", top_p, 0 < top_p, "above 0"),
-        ("repetition_penalty", repetition_penalty, repetition_penalty > 0, "above 0"),
-        ("num_return_sequences", num_return_sequences, num_return_sequences >= 1, "at least 1"),
-    ):
-        if not right:
-            raise ValueError(f"{name} is {value}; it must be {rule}")
+def _check_prompt(model, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, max_new_tokens: int):
+    model.model.check_ids(input_ids)
+    prompt, longest = input_ids.shape[1], model.config.max_position_embeddings
+    if prompt + max_new_tokens > longest:
+        raise ValueError(
+            f"a prompt of {prompt} tokens and max_new_tokens {max_new_tokens} do not fit into the {longest} positions "
+            f"of the rotary table; give at most {longest - prompt} new tokens or raise max_position_embeddings"
+        )
+    if attention_mask is None:
+        return
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}, input_ids {list(input_ids.shape)}; "
+            f"generate needs one entry per prompt token"
+        )
+    if not as_bool_mask(attention_mask)[:, -1].all():
+        raise ValueError("a prompt ends in padding; pad on the left, so that the last token of every row is real")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import attention
+from .generation import evaluating
 from .moe import MoEGate
 
 # what the axes of an intermediate mean, by its path; the first match counts
@@ -150,7 +151,8 @@ def agree(*, rtol: float = 1e-5, **versions: torch.Tensor) -> bool:
     """Print, for each pair of named tensors, whether they are close and within which power of ten. True if all are.
 
     Close means max |a - b| <= rtol * max |a|, with rtol raised to 1e-2 for bfloat16 and 2e-3 for float16. The printed
-    bound is coarse on purpose: last digits differ between machines.
+    bound is coarse on purpose: last digits differ between machines. rtol=0 asks for equality to the last bit, which
+    holds everywhere for copies and permutations only.
     """
     if len(versions) < 2:
         raise ValueError(f"agree compares at least two versions, not {len(versions)}")
@@ -169,12 +171,15 @@ def _compare(a: torch.Tensor, b: torch.Tensor, rtol: float) -> tuple[bool, str]:
         return False, f"shapes {list(a.shape)} and {list(b.shape)}"
     if a.dtype != b.dtype:
         return False, f"types {a.dtype} and {b.dtype}"
-    rtol = max(rtol, {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(a.dtype, 0.0))
-    a, b = (x.detach().to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
+    whole = not (a.is_floating_point() or a.is_complex())
+    if (whole or rtol == 0) and torch.equal(a, b.to(a.device)):
+        return True, "exact"
+    if whole:
+        return False, f"{(a != b.to(a.device)).sum().item()} of {a.numel()} differ"
+    rtol = rtol and max(rtol, {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(a.dtype, 0.0))
+    a, b = (x.detach().to(a.device, torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
     if not (a.isfinite().all() and b.isfinite().all()):
         return False, "not all finite"
-    if torch.equal(a, b):
-        return True, "exact"
     largest, scale = (a - b).abs().max().item(), a.abs().max().item()
     if largest <= rtol * scale:
         return True, f"within {rtol:.0e} of the largest value"
@@ -235,7 +240,7 @@ def _intermediates(model, input_ids, attention_mask) -> list[tuple[str, torch.Te
         stack.enter_context(noted("apply_rotary_pos_emb", "q_rotated", "k_rotated"))
         stack.enter_context(noted("attention_weights", "weights"))
         stack.enter_context(_explicit_attention(model))
-        stack.enter_context(_in_eval(model))
+        stack.enter_context(evaluating(model))
         with torch.no_grad():
             model(input_ids, attention_mask)
     return found
@@ -252,14 +257,3 @@ def _explicit_attention(model: nn.Module):
     finally:
         for module, flag in zip(modules, before, strict=True):
             module.flash_attn = flag
-
-
-@contextmanager
-def _in_eval(model: nn.Module):
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

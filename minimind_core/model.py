@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from . import generation
-from .attention import Attention
+from .attention import Attention, as_bool_mask
 from .cache import LayerCache
 from .config import MiniMindConfig
 from .feed_forward import FeedForward
@@ -105,13 +105,19 @@ class MiniMindModel(nn.Module):
         )
 
     def _apply(self, fn, recurse=True):
-        before = self.freqs_cos
+        tables = self.freqs_cos, self.freqs_sin
         super()._apply(fn, recurse)
-        after = self.freqs_cos  # moved with the model: keep float32, and fill tables that were only planned (meta)
-        if after.dtype != torch.float32 or before.is_meta:
-            with after.device:
-                self.freqs_cos, self.freqs_sin = self._rotary_tables()
+        self._place_tables(
+            tables, self.freqs_cos.device
+        )  # of .half(), .to(), to_empty() the tables take the device only
         return self
+
+    @torch.inference_mode(False)  # tables that are made while generating can serve training later
+    def _place_tables(self, tables: tuple[torch.Tensor, torch.Tensor], device: torch.device):
+        if tables[0].is_meta:  # only planned until now
+            with device:
+                tables = self._rotary_tables()
+        self.freqs_cos, self.freqs_sin = (table.to(device) for table in tables)
 
     def _positions(self, start: int, seq: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         if start + seq > self.freqs_cos.shape[0]:
@@ -120,11 +126,11 @@ class MiniMindModel(nn.Module):
                 f"{self.freqs_cos.shape[0] - 1}; shorten the text or raise max_position_embeddings"
             )
         if self.freqs_cos.device != device:  # weights were assigned to a model built on the meta device
-            with device:
-                self.freqs_cos, self.freqs_sin = self._rotary_tables()
+            self._place_tables((self.freqs_cos, self.freqs_sin), device)
         return self.freqs_cos[start : start + seq], self.freqs_sin[start : start + seq]
 
-    def _check_ids(self, input_ids: torch.Tensor):
+    def check_ids(self, input_ids: torch.Tensor):
+        """Raise ValueError unless input_ids is [batch, seq], seq at least 1, of ids within the vocabulary."""
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; give [batch, seq] with at least one token")
         if input_ids.is_meta or input_ids.numel() == 0:
@@ -142,18 +148,21 @@ class MiniMindModel(nn.Module):
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, tuple[LayerCache, ...] | None, torch.Tensor]:
         """-> (hidden states after the final norm, the longer past or None, the layers' summed aux loss, 0 if dense)."""
-        self._check_ids(input_ids)
+        self.check_ids(input_ids)
         batch, seq = input_ids.shape
         past = past_key_values if past_key_values is not None else [None] * len(self.layers)
         if len(past) != len(self.layers):
             raise ValueError(f"past_key_values has {len(past)} entries, the model has {len(self.layers)} layers")
         start = _cached_length(past[0])
         if attention_mask is not None:
-            if attention_mask.shape[0] != batch or attention_mask.shape[-1] != start + seq:
+            shape = tuple(attention_mask.shape)
+            if shape not in ((batch, start + seq), (batch, seq, start + seq)):
                 raise ValueError(
                     f"attention_mask has shape {list(attention_mask.shape)}; it must be [{batch}, {start + seq}]: "
-                    f"{batch} rows, {start} cached + {seq} new keys"
+                    f"{batch} rows, {start} cached + {seq} new keys (or one such row per query, [{batch}, {seq}, "
+                    f"{start + seq}])"
                 )
+            attention_mask = as_bool_mask(attention_mask)
             if not attention_mask.is_meta and attention_mask.all():
                 attention_mask = None  # nothing is hidden
         x = self.dropout(self.embed_tokens(input_ids))
@@ -208,14 +217,30 @@ class MiniMindForCausalLM(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Draw every linear and embedding weight from N(0, initializer_range^2)."""
+        """Draw every linear and embedding weight from N(0, initializer_range^2); norms start at one.
+
+        Sets every weight, so that it also serves a model built on the meta device, after `to_empty`.
+        """
+        self.tie_weights()
         for module in self.modules():
             is_gate = isinstance(module, MoEGate) and self.config.gate_init == "normal"
             if isinstance(module, nn.Linear | nn.Embedding) or is_gate:
                 module.weight.normal_(0, self.config.initializer_range)
+            elif hasattr(module, "reset_parameters"):
+                module.reset_parameters()
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """As nn.Module's; afterwards the head is tied again, also after assign=True."""
+        """As nn.Module's; afterwards the head is tied again, also after assign=True.
+
+        Raises ValueError if the head is tied here, but the two weights in state_dict differ: one of them would be lost.
+        """
+        ends = [state_dict.get(name) for name in ("model.embed_tokens.weight", "lm_head.weight")]
+        both = self.config.tie_word_embeddings and all(end is not None for end in ends)
+        if both and ends[0].data_ptr() != ends[1].data_ptr() and not torch.equal(*ends):
+            raise ValueError(
+                "model.embed_tokens.weight and lm_head.weight differ in this state_dict, but the config ties them; "
+                "use tie_word_embeddings=False"
+            )
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self.tie_weights()
         return result

@@ -20,11 +20,13 @@ def load_balancing_loss(
     probs: [batch, seq, experts], the router's softmax; topk_idx: [batch, seq, k], the chosen experts; token_mask:
     [batch, seq], 0 or False for tokens that do not count. f is the share of assignments that an expert gets (no
     gradient), P its mean probability. level "sequence": the same for each sequence, then the mean. No coefficient.
-    Raises ValueError for another level.
+    Raises ValueError for another level and for a token_mask of another shape.
     Source: Fedus et al. 2021, "Switch Transformers", equations 4 to 6, with f divided by k.
     """
     if level not in ("batch", "sequence"):
         raise ValueError(f"level is {level!r}; choose batch or sequence")
+    if token_mask is not None and token_mask.shape != probs.shape[:-1]:
+        raise ValueError(f"token_mask is {list(token_mask.shape)}, but the tokens are {list(probs.shape[:-1])}")
     experts, k = probs.shape[-1], topk_idx.shape[-1]
     chosen = torch.zeros_like(probs).scatter(-1, topk_idx, 1.0)
     counts = torch.ones_like(probs[..., :1]) if token_mask is None else rearrange(token_mask, "... -> ... 1").to(probs)
@@ -47,8 +49,11 @@ class MoEGate(nn.Module):
         self.k, self.norm_topk_prob = config.num_experts_per_tok, config.norm_topk_prob
         self.straight_through = config.router_gradient == "straight_through"
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.reset_parameters()
         self._warned = False
+
+    def reset_parameters(self):
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def forward(
         self, x: torch.Tensor, token_mask: torch.Tensor | None = None
@@ -104,7 +109,7 @@ class MOEFeedForward(nn.Module):
         self.aux_loss = self.coefficient * load_balancing_loss(probs, topk_idx, token_mask, self.level)
         tokens = rearrange(x, "batch seq hidden -> (batch seq) hidden")
         output = self._dispatch(tokens, topk_idx.flatten(), topk_weight.flatten())
-        output = rearrange(output, "(batch seq) hidden -> batch seq hidden", batch=x.shape[0])
+        output = rearrange(output, "(batch seq) hidden -> batch seq hidden", batch=x.shape[0], seq=x.shape[1])
         for shared in getattr(self, "shared_experts", ()):
             output = output + shared(x)
         return output
@@ -117,7 +122,7 @@ class MOEFeedForward(nn.Module):
         slices = tokens[token].split(sizes)
         # With gradients an idle expert runs on its empty slice: its gradient is 0, not missing, and no value of its
         # weights, not even inf, can reach a token.
-        keep_idle = torch.is_grad_enabled()
+        keep_idle = torch.is_grad_enabled() or not len(tokens)
         outputs = [expert(part) for expert, part in zip(self.experts, slices, strict=True) if keep_idle or len(part)]
         weighted = torch.cat(outputs) * rearrange(weight[order], "assignment -> assignment 1").to(tokens.dtype)
         return torch.zeros_like(tokens).index_add(0, token, weighted)

@@ -69,9 +69,7 @@ def check_rope_scaling(rope_scaling: dict[str, Any]) -> dict[str, Any]:
 
     Accepts `type` or `rope_type`, which must be yarn. Raises ValueError for what is missing, unknown or impossible.
     """
-    known = (
-        "type rope_type rope_theta factor original_max_position_embeddings beta_fast beta_slow attention_factor".split()
-    )
+    known = "type rope_type factor original_max_position_embeddings beta_fast beta_slow attention_factor".split()
     unknown = sorted(set(rope_scaling) - set(known))
     if unknown:
         raise ValueError(f"rope_scaling has unknown keys {unknown}; known are {known}")

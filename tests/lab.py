@@ -1,7 +1,8 @@
 """A private JupyterLab and a headless browser, for tests and measurements.
 
 The server listens on a free loopback port with a fresh token, keeps its settings in a temporary folder and works on
-copies of the notebooks, so neither the reader's JupyterLab nor the repository is touched. It stops only what it started.
+copies of the notebooks, so neither the reader's JupyterLab nor the repository is touched. Only what was started here is
+stopped.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
+
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -31,12 +34,6 @@ SETTINGS = {
 }
 
 
-def find_browser() -> str | None:
-    """Path of a Chromium or Chrome: the environment variable CHROMIUM, or the first one found on the path."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-
-
 @dataclass
 class Lab:
     """A running JupyterLab. folder: the root of its file browser, with notebooks/ and figures/ in it."""
@@ -45,6 +42,13 @@ class Lab:
     token: str
     folder: Path
     log: Path
+
+
+def new_notebook(*cells: str) -> nbformat.NotebookNode:
+    """A notebook of these code cells, for the kernel python3."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    return notebook
 
 
 @contextlib.contextmanager
@@ -74,7 +78,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def jupyter_lab(notebooks: Iterable[Path], start_limit: float = 90) -> Iterator[Lab]:
-    """Start JupyterLab on copies of these notebooks. Raises RuntimeError with the end of its log if it does not start."""
+    """Start JupyterLab on copies of these notebooks. Raises RuntimeError with the log's end if it does not start."""
     home = Path(tempfile.mkdtemp(prefix="minimind_lab_"))
     folder, log = home / "work", home / "lab.log"
     (folder / "notebooks").mkdir(parents=True)
@@ -148,12 +152,12 @@ def _stop(lab: Lab, process: subprocess.Popen) -> None:
 
 
 @contextlib.contextmanager
-def browser_page(width: int = 1200, height: int = 900, **options) -> Iterator:
-    """A page of a headless browser. Errors that scripts throw are collected in page.problems."""
+def browser_page(chromium: str, width: int = 1200, height: int = 900, **options) -> Iterator:
+    """A page of this browser, headless. Errors that scripts throw are collected in page.problems."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         try:
             page = browser.new_page(viewport={"width": width, "height": height}, **options)
             page.problems = []
@@ -183,20 +187,25 @@ def run_all(page, limit: float = 120) -> None:
     page.wait_for_function(
         """() => {
             const panel = window.jupyterapp.shell.currentWidget;
-            const cells = panel.content.widgets.filter(c => c.model.type === "code" && c.model.sharedModel.getSource().trim());
-            return panel.sessionContext.session.kernel.status === "idle" && cells.every(c => c.model.executionCount !== null);
+            const code = panel.content.widgets.map(c => c.model).filter(m => m.type === "code");
+            const counted = code.every(m => m.executionCount !== null || !m.sharedModel.getSource().trim());
+            return counted && panel.sessionContext.session.kernel.status === "idle";
         }""",
         timeout=limit * 1000,
     )
 
 
 def error_outputs(page) -> list[str]:
-    """What the notebook's cells show as errors or warnings (stderr)."""
+    """What the cells show as errors or on stderr, except errors of cells tagged raises-exception."""
     return page.evaluate(
-        """() => window.jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === "code").flatMap(
-            c => c.model.outputs.toJSON()
-                .filter(o => o.output_type === "error" || o.name === "stderr")
-                .map(o => o.output_type === "error" ? `${o.ename}: ${o.evalue}` : [].concat(o.text).join("")))"""
+        """() => window.jupyterapp.shell.currentWidget.content.widgets.map(c => c.model)
+            .filter(m => m.type === "code")
+            .flatMap(m => {
+                const wanted = (m.sharedModel.getMetadata("tags") || []).includes("raises-exception");
+                return m.outputs.toJSON()
+                    .filter(o => (o.output_type === "error" && !wanted) || o.name === "stderr")
+                    .map(o => o.output_type === "error" ? `${o.ename}: ${o.evalue}` : [].concat(o.text).join(""));
+            })"""
     )
 
 

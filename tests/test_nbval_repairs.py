@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -15,64 +16,63 @@ from nbval_repairs import same_text
 TESTS = Path(__file__).parent
 CELL_TIMEOUT = 6  # seconds: what a dead kernel costs without the repair
 
-# name: (source, stored output) of each cell; the stored output is a printed text, or None for no output
-NOTEBOOKS: dict[str, list[tuple[str, str | None]]] = {
-    "dead": [("import os; os._exit(1)", None)],
-    "semicolon": [("6 * 7;", None)],
-    "semicolon_gone": [("6 * 7", None)],
-    "last_digit": [("print('loss 8.923, 12 heads')", "loss 8.924, 12 heads\n")],
-    "second_digit": [("print('loss 8.923, 12 heads')", "loss 8.823, 12 heads\n")],
-    "integer": [("print('loss 8.923, 12 heads')", "loss 8.923, 13 heads\n")],
-    "claim": [("print('close: True')", "close: False\n")],
-    "device": [("print('tensor(1, device=\\'cuda:0\\') on cuda:0')", "tensor(1, device='cpu') on cpu\n")],
-    "address": [("print(object())", "<object object at 0x7f5d2c0b1e40>\n")],
-    "process": [("print('/tmp/ipykernel_77/123.py:1: warning')", "/tmp/ipykernel_4242/981.py:1: warning\n")],
-    "other_word": [("print('tensor(1, device=\\'cuda:0\\')')", "tensor(1, dtype=int)\n")],
-    "progress": [("import os; print(os.environ.get('MINIMIND_PROGRESS'))", "off\n")],
-    "greedy": [("print('done')", "done\n")],
+# name: (source, stored output) of a cell; None for no output. All but the first and the last share one notebook.
+CELLS: dict[str, tuple[str, str | None]] = {
+    "dead": ("import os; os._exit(1)", None),
+    "semicolon": ("6 * 7;", None),
+    "semicolon_gone": ("6 * 7", None),
+    "last_digit": ("print('loss 8.923, 12 heads')", "loss 8.924, 12 heads\n"),
+    "second_digit": ("print('loss 8.923, 12 heads')", "loss 8.823, 12 heads\n"),
+    "integer": ("print('loss 8.923, 12 heads')", "loss 8.923, 13 heads\n"),
+    "claim": ("print('close: True')", "close: False\n"),
+    "device": ("print('tensor(1, device=\\'cuda:0\\') on cuda:0')", "tensor(1, device='cpu') on cpu\n"),
+    "address": ("print(object())", "<object object at 0x7f5d2c0b1e40>\n"),
+    "process": ("print('/tmp/ipykernel_77/123.py:1: warning')", "/tmp/ipykernel_4242/981.py:1: warning\n"),
+    "other_word": ("print('tensor(1, device=\\'cuda:0\\')')", "tensor(1, dtype=int)\n"),
+    "progress": ("import os; print(os.environ.get('MINIMIND_PROGRESS'))", "off\n"),
+    "greedy": ("print('done')", "done\n"),
 }
+NOTEBOOKS = {"dead": ["dead"], "text": list(CELLS)[1:-1], "greedy": ["greedy"]}
 BUDGET = "import run_notebooks; run_notebooks.MEMORY_MB['greedy'] = 1.0\n"
 REPAIR = f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom nbval_repairs import repair; repair()\n{BUDGET}"
 
 
-def _run(folder: Path, conftest: str, names: list[str]) -> dict[str, tuple[str, float]]:
-    """Run nbval over the named notebooks: the message of each ("" if it passed) and its seconds."""
+def _run(folder: Path, conftest: str) -> dict[str, tuple[str, float]]:
+    """Run nbval over the cells: for each name its message ("" if it passed) and its seconds."""
     (folder / "conftest.py").write_text(conftest)
-    for name in names:
+    for notebook, names in NOTEBOOKS.items():
         cells = []
-        for count, (source, text) in enumerate(NOTEBOOKS[name], start=1):
+        for count, (source, text) in enumerate((CELLS[name] for name in names), start=1):
             outputs = [] if text is None else [nbformat.v4.new_output("stream", name="stdout", text=text)]
             cells.append(nbformat.v4.new_code_cell(source, execution_count=count, outputs=outputs))
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{name}.ipynb")
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{notebook}.ipynb")
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q", "-p", "no:cacheprovider"]
     command += [f"--nbval-cell-timeout={CELL_TIMEOUT}", f"--rootdir={folder}", "-c", "/dev/null", "--junitxml=out.xml"]
     done = subprocess.run([*command, "."], cwd=folder, env=_environment(), capture_output=True, text=True, timeout=300)
     assert (folder / "out.xml").exists(), done.stdout + done.stderr
     results = {}
     for case in ElementTree.parse(folder / "out.xml").iter("testcase"):
-        name = case.get("classname", "").split(".")[-2 if case.get("classname", "").endswith("ipynb") else -1]
+        notebook = next(name for name in NOTEBOOKS if name in case.get("classname"))
+        name = NOTEBOOKS[notebook][int(case.get("name").removeprefix("Cell "))]
         faults = [f"{child.get('message')}\n{child.text}" for child in case if child.tag in ("failure", "error")]
-        results[name] = (results.get(name, ("", 0))[0] + "\n".join(faults), float(case.get("time", 0)))
-    assert set(results) == set(names), done.stdout
+        results[name] = (results.get(name, ("", 0))[0] + "\n".join(faults), float(case.get("time")))
+    assert set(results) == set(CELLS), done.stdout
     return results
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("MINIMIND_", "PYTEST_"))}
     return {**kept, "MINIMIND_DEVICE": "cpu"}
 
 
 @pytest.fixture(scope="module")
 def repaired(tmp_path_factory) -> dict[str, tuple[str, float]]:
-    return _run(tmp_path_factory.mktemp("repaired"), REPAIR, list(NOTEBOOKS))
+    return _run(tmp_path_factory.mktemp("repaired"), REPAIR)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> dict[str, tuple[str, float]]:
-    names = ["dead", "semicolon", "last_digit", "device", "address", "process", "progress"]
-    return _run(tmp_path_factory.mktemp("plain"), "", names)
+    return _run(tmp_path_factory.mktemp("plain"), "")
 
 
 def test_dead_kernel_is_noticed_at_once(repaired, plain):

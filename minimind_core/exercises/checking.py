@@ -48,6 +48,7 @@ def examine(exercise: Exercise, function: Callable) -> Report:
     found = differs(exercise, wanted[first], got[first])
     rows += [("wanted", found.wanted), ("got", found.got)]
     paragraphs = _mutant_text(mutant, whole) if mutant else _unknown_text(got[first].value, found)
+    paragraphs += _error_text(function, error) if error is not None else []
     paragraphs.append(f"The smallest case that shows it: {exercise.cases[first].label}.")
     return Report(exercise.name, "not yet", paragraphs, rows, mutant.name if mutant else None)
 
@@ -82,7 +83,8 @@ def recognize(
     """The mutant whose results these are, and whether it explains all of them.
 
     First a mutant that agrees on every case; then one that agrees up to the order of operations; then the one mutant
-    that explains the smallest failing case and the most of the others (a reader may have made two mistakes).
+    that explains the smallest failing case and the most of the others, and is not refuted by a case that went right
+    (a reader may have made two mistakes).
     """
     outcomes = [[run(exercise, mutant.function, case) for case in exercise.cases] for mutant in exercise.mutants]
     for loose in (False, True):
@@ -93,14 +95,14 @@ def recognize(
         ]
         if len(whole) == 1:
             return whole[0], True
-    if got[failing[0]].error is not None:
-        return None, False
     explained = []
     for made in outcomes:
-        real = [i for i in failing if differs(exercise, wanted[i], made[i], True)]
-        alike = [i for i in real if not differs(exercise, made[i], got[i], True)]
+        wrong = [i for i in range(len(got)) if differs(exercise, wanted[i], made[i], True)]
+        alike = [i for i in wrong if not differs(exercise, made[i], got[i], True)]
         exact = [i for i in alike if not differs(exercise, made[i], got[i])]
-        explained.append((len(alike), len(exact)) if failing[0] in alike else (0, 0))
+        possible = set(wrong) <= set(failing) and failing[0] in alike
+        possible = possible and str(made[failing[0]].error) == str(got[failing[0]].error)
+        explained.append((len(alike), len(exact)) if possible else (0, 0))
     most = max(explained, default=(0, 0))
     if most > (0, 0) and explained.count(most) == 1:
         return exercise.mutants[explained.index(most)], False
@@ -169,7 +171,7 @@ def _side_effects(outcomes: list[Outcome]) -> list[str]:
 def _mutant_text(mutant: Mutant, whole: bool) -> list[str]:
     lines = [f"The mistake: {mutant.mistake}."]
     if not whole:
-        lines[0] += " That is what the numbers show; another difference is left, so check again after mending it."
+        lines[0] += " Check again after mending it: something else differs as well."
     lines.append(f"Why it matters: {mutant.why}")
     if mutant.whose:
         lines.append(f"Not wrong everywhere: {mutant.whose}")

@@ -1,7 +1,7 @@
 """Compare two results, and put tensors and differences into words."""
 
+import dataclasses
 import numbers
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ SHOWN = 8  # a tensor of up to so many numbers is printed whole
 HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Difference:
     """The first thing that differs between the wanted and the returned value."""
 
@@ -60,6 +60,9 @@ def _tensor_difference(exercise: Exercise, wanted: torch.Tensor, got: Any, loose
         return Difference(sentence, kind(wanted), kind(got))
     if got.dtype != wanted.dtype:
         sentence = f"Wrong dtype: wanted {dtype_name(wanted)}, got {dtype_name(got)}."
+        return Difference(sentence, kind(wanted), kind(got))
+    if got.is_meta or got.layout != torch.strided:
+        sentence = "The tensor holds no plain numbers: it is sparse, or on the meta device."
         return Difference(sentence, kind(wanted), kind(got))
     got = got.detach().to(wanted.device)
     apart = _apart(wanted, got, exercise.allowed(wanted.dtype), loose)
@@ -119,12 +122,11 @@ def kind(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     if callable(value):
         return f"a function or class ({getattr(value, '__name__', type(value).__name__)})"
-    article = "an" if type(value).__name__[0].lower() in "aeiou" else "a"
-    return f"{article} {type(value).__name__}"
+    return f"a value of type {type(value).__name__}"
 
 
 def show(value: Any) -> str:
-    """A value with four significant digits; a long tensor by its shape and dtype only."""
+    """A value with four significant digits; a long tensor by its shape only; of a config what is not the default."""
     if torch.is_tensor(value):
         size = f"{list(value.shape)}" + ("" if value.dtype == torch.float32 else f" {dtype_name(value)}")
         if value.numel() > SHOWN:
@@ -132,6 +134,10 @@ def show(value: Any) -> str:
         return f"{size} = {_nested(value.detach().tolist(), _largest(value))}"
     if isinstance(value, float):
         return _digits(value)
+    if dataclasses.is_dataclass(value):
+        own = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        changed = [f for f in dataclasses.fields(value) if own[f.name] != f.default]
+        return f"{type(value).__name__}({', '.join(f'{f.name}={own[f.name]!r}' for f in changed)})"
     return str(value)
 
 

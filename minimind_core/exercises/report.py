@@ -4,7 +4,9 @@ import html
 import textwrap
 from dataclasses import dataclass, field
 
-WIDTH = 96
+WRAPPER = textwrap.TextWrapper(
+    96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+)
 SIGNS = {"passed": "✓", "not attempted yet": "○", "not yet": "✗", "stopped with an error": "✗"}
 
 
@@ -33,7 +35,7 @@ class Report:
     def __repr__(self) -> str:
         lines = [self.headline]
         for paragraph in self.paragraphs:
-            lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  ", subsequent_indent="  ")
+            lines += WRAPPER.wrap(paragraph)
         width = max((len(name) for name, _ in self.table), default=0)
         lines += [f"    {name:<{width}}  {value}" for name, value in self.table]
         return "\n".join(lines)

@@ -62,7 +62,7 @@ def standard_deviation(x, weight, eps):
 
 
 @rms.mutant(
-    "x is divided by torch.std or torch.var's root with its default, which subtracts the mean and divides by dim - 1",
+    "x is divided by torch.std(x), which subtracts the mean and divides by dim - 1",
     "RMSNorm subtracts nothing and divides by dim. Write the mean of the squares out.",
 )
 def unbiased_deviation(x, weight, eps):
@@ -118,6 +118,14 @@ def all_axes(x, weight, eps):
 
 
 @rms.mutant(
+    "the mean lost its axis: keepdim=True is missing",
+    "x is [.., dim] and the mean must be [.., 1] to be lined up with it. Without the 1, sizes clash, or fit by chance.",
+)
+def no_keepdim(x, weight, eps):
+    return (weight * wide(x) * torch.rsqrt(wide(x).square().mean(-1) + eps)).to(x.dtype)
+
+
+@rms.mutant(
     "the arithmetic stays in half precision",
     "float16 ends at 65504, so 300 * 300 is infinity and the result 0; small squares vanish. Go to float32 first.",
 )
@@ -127,10 +135,19 @@ def half_arithmetic(x, weight, eps):
 
 @rms.mutant(
     "the result is rounded to half precision before it is multiplied by the weight",
-    "it is rounded twice then, and with float32 weights the result is float32 again.",
-    "MiniMind-2, Llama and Hugging Face do exactly this. MiniMind-3 and torch.nn.RMSNorm round once, at the end.",
+    "it is rounded twice then, and its error against float32 grows by about a third.",
+    "MiniMind-2, Llama and Hugging Face round there. MiniMind-3 and torch.nn.RMSNorm round once, at the end.",
 )
 def cast_before_weight(x, weight, eps):
+    return rms_norm(x, weight, eps, cast="before_weight")
+
+
+@rms.mutant(
+    "the cast back to the type of x comes before the product with the weight",
+    "float32 weights then make the result float32 again, and the rest of the model with it.",
+    "MiniMind-2, Llama and Hugging Face write it so, and load the weights in half precision.",
+)
+def promoted_by_weight(x, weight, eps):
     return weight * (wide(x) * torch.rsqrt(mean_square(x) + eps)).to(x.dtype)
 
 
@@ -208,6 +225,7 @@ qk = Exercise(
     signature="qk_norm(q, k, q_weight, k_weight, eps)",
     reference=qk_norm_reference,
     returns=("q", "k"),
+    provides={"rms_norm": rms_norm},
     cases=[
         qk_case("one token, two heads of two, one K/V head", 1, 1, 2, 1, 2, seed=20, scale=1.0),
         qk_case("one token, four heads, two K/V heads", 1, 1, 4, 2, 4, seed=24, scale=0.3),
@@ -325,9 +343,7 @@ backward = Exercise(
     returns=("gradient of x",),
     cases=[
         case("two numbers", tensor(3.0, 4.0), tensor(2.0, -0.5), tensor(1.0, 0.5), 1e-6),
-        case(
-            "two very small numbers, where eps decides", tensor(3e-4, 4e-4), tensor(2.0, -0.5), tensor(1.0, 0.5), 1e-6
-        ),
+        case("very small numbers, where eps decides", tensor(3e-4, 4e-4), tensor(2.0, -0.5), tensor(1.0, 0.5), 1e-6),
         case("two rows of three", draw(2, 3, seed=40, scale=2), draw(3, seed=41), draw(2, 3, seed=42), 1e-6),
         case("batch, seq, hidden", draw(2, 3, 4, seed=43, scale=0.3), draw(4, seed=44), draw(2, 3, 4, seed=45), 1e-6),
     ],

@@ -31,8 +31,8 @@ split = Exercise(
 
 @split.mutant(
     "view goes straight to [batch, heads, seq, head_dim]",
-    "view only cuts the numbers in the order in memory, token after token. The shape is right, but a head gets pieces of "
-    "its neighbors and of other tokens. First view to [batch, seq, heads, head_dim], then transpose(1, 2).",
+    "view only cuts the numbers in the order of memory, token after token. The shape is right, but a head gets pieces "
+    "of its neighbors and of other tokens. First view to [batch, seq, heads, head_dim], then transpose(1, 2).",
 )
 def view_only(x, heads):
     batch, seq, hidden = x.shape
@@ -181,7 +181,7 @@ count = Exercise(
     signature="count_layer(config)",
     reference=count_layer_reference,
     cases=[
-        case("a tiny block: hidden 6, 4 heads and 2 K/V heads of 2, intermediate 10", MiniMindConfig(**TINY)),
+        case("a tiny block", MiniMindConfig(**TINY)),
         case("the same without QK-norm", MiniMindConfig(**TINY, qk_norm=False)),
         case("MiniMind-3", MiniMindConfig()),
         case("MiniMind-2 small", MiniMindConfig.minimind_2_small()),

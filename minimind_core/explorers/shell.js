@@ -63,10 +63,12 @@ function render({ model, el }) {
       let edited = false; // typed, but not yet sent: must not be overwritten
       slider.addEventListener("input", () => change(control.name, Number(slider.value)));
       box.addEventListener("input", () => (edited = true));
-      box.addEventListener("change", () => {
+      const commit = () => {
+        if (edited) change(control.name, box.value);
         edited = false;
-        change(control.name, box.value);
-      });
+      };
+      box.addEventListener("blur", commit);
+      box.addEventListener("keydown", (event) => event.key === "Enter" && commit());
       const show = (value) => {
         slider.value = value.index;
         slider.setAttribute("aria-valuetext", value.spoken);

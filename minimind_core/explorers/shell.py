@@ -19,11 +19,13 @@ import base64
 import io
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import anywidget
+import torch
 import traitlets
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -237,22 +239,23 @@ class Explorer(anywidget.AnyWidget):
     ):
         super().__init__()
         self.name, self.controls, self.presets = name, controls, presets or {}
-        self.compute, self.update = compute, update
+        self.compute, self.update = _one_thread()(compute), update
         self.values = {key: control.check(control.default) for key, control in controls.items()}
         self.remark = self.error = ""
         self._serial = 0
         for preset, values in self.presets.items():
             self._checked(values, f"preset {preset!r}")  # a misspelled preset fails here, not at the click
 
-        self.result = compute(**self.values)
+        self.result = self.compute(**self.values)
         with style.applied():
             self.figure = style.figure(*size)
             self.canvas = FigureCanvasAgg(self.figure)
             self.scene = draw(self.figure)
-            self._moving = [artist for artist in _artists(self.scene.values())]
+            self._moving = _artists(self.scene.values())
             update(self.scene, self.result)
-            self.canvas.draw()  # lays the panels out, once: from here on nothing shifts
-            self.figure.set_layout_engine("none")
+            if engine := self.figure.get_layout_engine():
+                engine.execute(self.figure)  # lays the panels out, once: from here on nothing shifts
+                self.figure.set_layout_engine("none")
         for artist in self._moving:
             artist.set_animated(True)
         self.figure.stale = True
@@ -352,6 +355,17 @@ class Explorer(anywidget.AnyWidget):
         """The widget, and for readers without a kernel the present picture and the sentence."""
         data, metadata = super()._repr_mimebundle_(**kwargs)
         return data | {"text/plain": repr(self), "image/png": base64.b64encode(self.png).decode()}, metadata
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small tensors on one thread: on a busy machine, waiting for a second core costs far more than it gives."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _artists(things: Iterable) -> list[Artist]:

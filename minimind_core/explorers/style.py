@@ -37,12 +37,12 @@ LOOKS: dict[str, Look] = {
     # the stream and what acts on it
     "residual": Look("#222222", "D", "-", ""),
     "norm": Look("#9B3F78", "v", (0, (5, 1)), "xx"),
-    "gate": Look("#8A6100", "P", "-", "\\\\"),
+    "gate": Look("#8A6100", "P", "-.", "\\\\"),
     "up": Look("#2478A8", "X", "--", "--"),
     # comparisons
     "before": Look("#6b6b6b", "o", "--", ".."),
     "after": Look("#0072B2", "D", "-", ""),
-    "reference": Look("#222222", "_", ":", ""),
+    "reference": Look("#222222", "_", ":", "||"),
     "wrong": Look("#B3261E", "x", (0, (3, 1, 1, 1)), "xx"),
     "highlight": Look("#C04A00", "*", "-", ""),
     # experts
@@ -149,7 +149,7 @@ def figure(width: float = WIDTH, height: float = 3.4) -> Figure:
 
 
 def label(axes: Axes, x: float, y: float, text: str, meaning: str, **options) -> Text:
-    """Write text beside a line, in the line's color, on a white ground so that it stays readable. x, y in data units."""
+    """Write text beside a line, in the line's color and on a white ground. x, y in data units."""
     options = {"va": "center", "ha": "left", "fontweight": "bold"} | options
     ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
     return axes.text(x, y, text, color=color(meaning), bbox=ground, clip_on=False, **options)

@@ -1,0 +1,57 @@
+"""Rebuild the pictures in figures/ from the explorers' own drawing code.
+
+    python figures/build.py          writes explorer_<name>.png for every explorer, and prints the alt text of each
+
+Each picture carries the numbers that it shows and its sentence as PNG text. The tests compare these with what the
+explorer computes today, so a picture can't silently fall behind, while its bytes may differ between machines.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from minimind_core import explorers
+from minimind_core.explorers import style
+from minimind_core.explorers.shell import Explorer
+
+FOLDER = Path(__file__).parent
+DPI = 160
+
+
+def pictures() -> Iterator[tuple[str, Explorer]]:
+    """File name and explorer of every picture: the default state, then the module's STILLS."""
+    for name in explorers.names():
+        module = explorers.module(name)
+        yield f"explorer_{name}.png", module.explore()
+        for still, values in getattr(module, "STILLS", {}).items():
+            yield f"explorer_{name}_{still}.png", module.explore(**values)
+
+
+def plain(numbers: dict) -> dict[str, list[float]]:
+    """Numbers of a Result as flat lists, rounded to six digits."""
+    flat = {key: np.asarray(value, dtype=float).ravel() for key, value in numbers.items()}
+    return {key: [float(f"{number:.6g}") for number in values] for key, values in flat.items()}
+
+
+def save(path: Path, explorer: Explorer) -> None:
+    """Write the explorer's present picture."""
+    text = {"Description": explorer.sentence, "Numbers": json.dumps(plain(explorer.result.numbers)), "Software": None}
+    with style.applied():
+        explorer.figure.savefig(path, dpi=DPI, metadata=text)
+
+
+def main() -> None:
+    wanted = dict(pictures())
+    for old in FOLDER.glob("explorer_*.png"):
+        if old.name not in wanted:
+            old.unlink()
+            print(f"removed {old.name}")
+    for name, explorer in wanted.items():
+        save(FOLDER / name, explorer)
+        print(f"{name}\n    {explorer.sentence}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""How fast is the core? `make bench` measures it beside transformers and beside the limits of the machine, in one run.
+
+Same weights, float32, two threads, in turns (core, transformers, limit, core, ...), median of five rounds and spread.
+    step        forward, loss, backward on 2 x 340 tokens, no optimizer; limit: the same FLOPs as plain matmuls
+    prefill     1 x 1024 tokens with a cache, last logits only; limit: the same FLOPs as plain matmuls
+    decode      128 greedy tokens after a prompt of 32, batch 1 and 8; limit: each active weight read once per step
+Peak memory is measured in processes of their own. Times depend on the machine; ratios of one run are what counts.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+from minimind_core import MiniMindConfig, MiniMindForCausalLM, count_parameters
+
+MODELS = {"dense 63.9M": MiniMindConfig.minimind_3, "MoE 198M": MiniMindConfig.minimind_3_moe}
+ROUNDS, THREADS, NEW_TOKENS, PROMPT = 5, 2, 128, 32
+
+
+def ids(batch: int, seq: int) -> torch.Tensor:
+    return torch.randint(3, 6400, (batch, seq), generator=torch.Generator().manual_seed(0))
+
+
+def core_model(name: str):
+    torch.manual_seed(0)
+    # the released forward (k = 1, renormalized) needs no router gradient here; False gives transformers the same work
+    changes = {} if name.startswith("dense") else {"norm_topk_prob": False}
+    return MiniMindForCausalLM(MODELS[name](**changes)).eval()
+
+
+def transformers_model(core):
+    from reference import to_transformers
+
+    return to_transformers(core, attn_implementation="sdpa").eval()
+
+
+def step(model):
+    model.train()
+    batch = ids(2, 340)
+    model(input_ids=batch, labels=batch).loss.backward()
+    model.zero_grad(set_to_none=True)
+    model.eval()
+
+
+@torch.no_grad()
+def prefill(model):
+    model(input_ids=ids(1, 1024), use_cache=True, logits_to_keep=1)
+
+
+def decode(model, batch: int):
+    prompt = ids(batch, PROMPT)
+    if isinstance(model, MiniMindForCausalLM):
+        model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)
+    else:
+        length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **length)
+
+
+TASKS = {
+    "step 2 x 340": step,
+    "prefill 1 x 1024": prefill,
+    "decode 128, batch 1": lambda model: decode(model, 1),
+    "decode 128, batch 8": lambda model: decode(model, 8),
+}
+
+
+def matrices(core) -> list[torch.Tensor]:
+    """The weight matrices that one token visits (of an MoE: k experts)."""
+    idle = {
+        id(parameter)
+        for layer in core.model.layers
+        if hasattr(layer.mlp, "experts")
+        for expert in layer.mlp.experts[layer.mlp.k :]
+        for parameter in expert.parameters()
+    }
+    return [p.detach() for p in core.parameters() if p.ndim == 2 and id(p) not in idle]
+
+
+@torch.no_grad()
+def matmul_limit(core, tokens: int, batch: int, backward: bool) -> float:
+    """Seconds for the model's matrix products alone: every weight matrix, and scores and mixing of attention."""
+    config, products = core.config, []
+    seq = tokens // batch
+    for weight in matrices(core):
+        out, inside = weight.shape
+        is_head = out == config.vocab_size
+        rows = 1 if is_head and not backward else tokens
+        x, grad = torch.randn(rows, inside), torch.randn(rows, out)
+        products.append((x, weight.t()))
+        if backward:
+            products += [(grad, weight), (grad.t(), x)]
+    heads, head_dim = config.num_attention_heads, config.head_dim
+    q, k, scores = (torch.randn(batch * heads, *shape) for shape in ((seq, head_dim), (head_dim, seq), (seq, seq)))
+    attention = [(q, k), (scores, q)] * config.num_hidden_layers
+    start = time.perf_counter()
+    for a, b in products + attention * (3 if backward else 1):
+        a @ b
+    return time.perf_counter() - start
+
+
+def read_limit(core) -> float:
+    """Seconds to read each active weight matrix once per new token."""
+    weights = matrices(core)
+    start = time.perf_counter()
+    for _ in range(NEW_TOKENS):
+        for weight in weights:
+            weight.sum()
+    return time.perf_counter() - start
+
+
+LIMITS = {
+    "step 2 x 340": lambda core: matmul_limit(core, 680, 2, backward=True),
+    "prefill 1 x 1024": lambda core: matmul_limit(core, 1024, 1, backward=False),
+    "decode 128, batch 1": read_limit,
+    "decode 128, batch 8": read_limit,
+}
+
+
+def seconds(function, *arguments) -> float:
+    start = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - start
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):6.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def compare(name: str, rounds: int):
+    core = core_model(name)
+    other = transformers_model(core)
+    print(f"\n{name}: {count_parameters(core).total:,} parameters. Seconds: median (smallest-largest) of {rounds}.")
+    print(f"{'':20}  {'core':>18}  {'transformers':>18}  {'limit':>18}  {'transf./core':>12}  {'limit/core':>10}")
+    for task, run in TASKS.items():
+        run(core), run(other)  # warm up
+        times = {"core": [], "other": [], "limit": []}
+        for _ in range(rounds):
+            times["core"].append(seconds(run, core))
+            times["other"].append(seconds(run, other))
+            times["limit"].append(LIMITS[task](core))
+        middle = {key: statistics.median(values) for key, values in times.items()}
+        print(
+            f"{task:20}  {spread(times['core']):>18}  {spread(times['other']):>18}  {spread(times['limit']):>18}  "
+            f"{middle['other'] / middle['core']:12.2f}  {middle['limit'] / middle['core']:10.2f}",
+            flush=True,
+        )
+
+
+def memory_here(name: str, which: str, task: str) -> float:
+    """MB by which the task raises the peak of this process above the built model. Linux only."""
+    model = core_model(name)
+    if which == "transformers":
+        model = transformers_model(model)
+
+    def status(field: str) -> int:
+        with open("/proc/self/status") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    TASKS["decode 128, batch 1"](model) if task.startswith("step") else None  # libraries' own buffers exist by now
+    before = status("VmRSS")
+    with open("/proc/self/clear_refs", "w") as reset_peak:
+        reset_peak.write("5")
+    TASKS[task](model)
+    return (status("VmHWM") - before) / 1024
+
+
+def compare_memory():
+    print("\nPeak memory above the built model, MB (smallest of three processes)")
+    for name in MODELS:
+        for task in ("step 2 x 340", "prefill 1 x 1024", "decode 128, batch 8"):
+            peaks = {}
+            for which in ("core", "transformers"):
+                command = [sys.executable, __file__, "--memory-of", name, which, task]
+                runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
+                peaks[which] = min(json.loads(run.stdout.splitlines()[-1]) for run in runs)
+            print(
+                f"{name:12} {task:20}  core {peaks['core']:6.0f}  transformers {peaks['transformers']:6.0f}", flush=True
+            )
+
+
+def import_cost() -> float:
+    """Seconds of `import minimind_core` beyond `import torch`: the smallest of five processes."""
+    code = "import time, torch; t = time.perf_counter(); import minimind_core; print(time.perf_counter() - t)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    return min(float(run.stdout) for run in runs)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--memory-of", nargs=3, metavar=("MODEL", "WHICH", "TASK"), help="for this script's own use")
+    arguments = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    if arguments.memory_of:
+        print(json.dumps(memory_here(*arguments.memory_of)))
+        return
+    print(f"PyTorch {torch.__version__}, {THREADS} threads. import minimind_core: {import_cost():.3f} s beyond torch")
+    for name in MODELS:
+        compare(name, arguments.rounds)
+    if sys.platform == "linux":
+        compare_memory()
+
+
+if __name__ == "__main__":
+    main()

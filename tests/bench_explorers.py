@@ -1,0 +1,160 @@
+"""How fast are the explorers? Key press to painted picture, in a real JupyterLab.
+
+    python tests/bench_explorers.py [name ...]
+
+For each control of each explorer, in milliseconds: the kernel's own part (compute, draw, PNG), then from a key press to
+the first frame that shows the new picture, median and 90th percentile; frames without a picture and changes of height;
+and how long pictures keep coming after a key that was held for a second is let go. A control that changes limits,
+ticks or titles has the whole figure drawn (kind "axes"); all others only what moves (kind "moves").
+Other work on the machine shows in all of these, most of all in the 90th percentile.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import nbformat
+from conftest import find_chromium
+from lab import browser_page, close_notebook, jupyter_lab, new_notebook, open_notebook, run_all, time_limit
+
+from minimind_core import explorers
+from minimind_core.explorers.shell import Choice, Explorer, Slider
+
+TARGETS = {"moves": (45, 60), "axes": (110, 140)}  # ms at the median and at the 90th percentile
+PRESSES, WARM_UP, PAUSE = 24, 4, 160  # key presses, of which not counted; ms between two
+HELD, REPEAT = 36, 28  # keys of a burst, ms between them
+
+WATCH = """root => {
+    const picture = root.querySelector("img"), output = root.closest(".jp-OutputArea");
+    const watch = { from: null, took: [], blank: 0, heights: new Set(), last: picture.src, lastPaint: 0, held: 0 };
+    window.watch = watch;
+    document.addEventListener("keydown", () => { watch.from ??= performance.now(); watch.held = performance.now(); }, true);
+    const frame = () => {
+        if (window.watch !== watch) return;
+        watch.heights.add(Math.round(output.getBoundingClientRect().height));
+        if (picture.naturalWidth === 0) watch.blank++;
+        else if (picture.complete && picture.src !== watch.last) {
+            watch.last = picture.src;
+            watch.lastPaint = performance.now();
+            if (watch.from !== null) watch.took.push(watch.lastPaint - watch.from);
+            watch.from = null;
+        }
+        requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+}"""
+RESULT = (
+    "() => ({...window.watch, heights: [...window.watch.heights], tail: window.watch.lastPaint - window.watch.held})"
+)
+
+
+def percentile(times: list[float], part: float) -> float:
+    return sorted(times)[min(len(times) - 1, int(part * len(times)))]
+
+
+def kernel_part(explorer: Explorer, key: str) -> tuple[str, float]:
+    """Kind of the control, and the median milliseconds of compute, draw and PNG for one step."""
+    control, times, draws = explorer.controls[key], [], []
+    draw = explorer.canvas.draw
+    explorer.canvas.draw = lambda: (draws.append(1), draw())
+    explorer.reset()
+    for value in steps(control):
+        start = time.perf_counter()
+        explorer.set(**{key: value})
+        times.append((time.perf_counter() - start) * 1000)
+    explorer.canvas.draw = draw
+    return ("axes" if len(draws) > len(times) // 3 else "moves"), median(times)
+
+
+def steps(control) -> list:
+    """The default's neighbor and the default in turns: what the keys of `browser_part` do."""
+    if isinstance(control, Slider):
+        index = control.nearest(control.default)
+        near = control.grid[index + 1 if index + 1 < len(control.grid) else index - 1]
+    elif isinstance(control, Choice):
+        index = control.options.index(control.default)
+        near = control.options[index - 1 if index else 1]
+    else:
+        near = not control.default
+    return [near, control.default] * (PRESSES // 2)
+
+
+def keys(control) -> tuple[str, str]:
+    """Two keys which move the control by one step and back."""
+    if isinstance(control, Slider):
+        last = control.nearest(control.default) == len(control.grid) - 1
+        return ("ArrowLeft", "ArrowRight") if last else ("ArrowRight", "ArrowLeft")
+    if isinstance(control, Choice):
+        return ("ArrowDown", "ArrowUp") if control.options.index(control.default) == 0 else ("ArrowUp", "ArrowDown")
+    return "Space", "Space"
+
+
+def browser_part(page, root, key: str, control) -> dict:
+    """Press the control's keys in turns, then hold one; returns what WATCH saw."""
+    root.query_selector(f"[data-name={key}] :is(input, select)").focus()
+    root.evaluate(WATCH)
+    for press in range(PRESSES):
+        page.keyboard.press(keys(control)[press % 2])
+        page.wait_for_timeout(PAUSE)
+    page.wait_for_timeout(500)
+    seen = page.evaluate(RESULT)
+    root.evaluate(WATCH)
+    for _ in range(HELD):
+        page.keyboard.press(keys(control)[0])
+        page.wait_for_timeout(REPEAT)
+    page.wait_for_timeout(1500)
+    burst = page.evaluate(RESULT)
+    page.evaluate("() => { window.watch = null; }")
+    return {
+        "took": seen["took"][WARM_UP:],
+        "blank": seen["blank"] + burst["blank"],
+        "jumps": len(set(seen["heights"] + burst["heights"])) - 1,
+        "tail": burst["tail"],
+    }
+
+
+def main() -> None:
+    names = sys.argv[1:] or explorers.names()
+    chromium = find_chromium()
+    print(
+        f"{'explorer':12} {'control':18} {'kind':6} {'kernel':>7} {'p50':>6} {'p90':>6} {'tail':>6} blank jumps  target"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        notebooks = [Path(folder) / f"{name}.ipynb" for name in names]
+        for name, path in zip(names, notebooks, strict=True):
+            nbformat.write(new_notebook(f"from minimind_core.explorers import {name}\n{name}.explore()"), path)
+        with jupyter_lab(notebooks) as lab, browser_page(chromium) as page:
+            for name in names:
+                with time_limit(300):
+                    bench(page, lab, name)
+
+
+def bench(page, lab, name: str) -> None:
+    explorer = explorers.module(name).explore()
+    open_notebook(page, lab, f"{name}.ipynb")
+    run_all(page)
+    page.wait_for_selector(".mm-explorer img")
+    root = page.query_selector(".mm-explorer")
+    page.wait_for_timeout(1500)
+    everything = {"moves": [], "axes": []}
+    for key, control in explorer.controls.items():
+        kind, kernel = kernel_part(explorer, key)
+        seen = browser_part(page, root, key, control)
+        everything[kind] += seen["took"]
+        p50, p90 = percentile(seen["took"], 0.5), percentile(seen["took"], 0.9)
+        line = f"{name:12} {key:18} {kind:6} {kernel:7.1f} {p50:6.0f} {p90:6.0f} {seen['tail']:6.0f}"
+        print(f"{line} {seen['blank']:5} {seen['jumps']:5}", flush=True)
+    for kind, times in everything.items():
+        if times:
+            p50, p90 = percentile(times, 0.5), percentile(times, 0.9)
+            goal = TARGETS[kind]
+            verdict = "OK" if p50 <= goal[0] and p90 <= goal[1] else "MISS"
+            line = f"{name:12} {'all':18} {kind:6} {'':7} {p50:6.0f} {p90:6.0f} {'':6} {'':5} {'':5}"
+            print(f"{line}  {goal[0]} / {goal[1]} {verdict}", flush=True)
+    close_notebook(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""Every explorer, over its whole control grid, without a browser; and the shell that they share."""
+
+import importlib.util
+import io
+import itertools
+import json
+import math
+import random
+import warnings
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+from PIL import Image
+
+from minimind_core import explorers
+from minimind_core.explorers import style
+from minimind_core.explorers.shell import (
+    Choice,
+    Explorer,
+    Result,
+    Slider,
+    Toggle,
+    linear,
+    log,
+    powers,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = explorers.names()
+COMPUTED, PAINTED, MEASURED = 600, 24, 10  # states of one explorer that are computed, drawn, checked for clipped text
+LONGEST = 300  # characters that the sentence's three lines hold
+
+
+def states(explorer: Explorer, count: int) -> list[dict]:
+    """Up to `count` states: each control at its ends, middle and default, times all others; a fixed sample if too many.
+
+    The default state, and each control moved alone, are always among them.
+    """
+    samples = {key: control.samples() for key, control in explorer.controls.items()}
+    start = dict(explorer.values)
+    alone = [start] + [start | {key: value} for key in samples for value in samples[key]]
+    everything = [dict(zip(samples, values, strict=True)) for values in itertools.product(*samples.values())]
+    if len(everything) > count:
+        everything = random.Random(0).sample(everything, max(count - len(alone), count // 2))
+    return alone + everything
+
+
+def pixels(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+def all_numbers(numbers: dict) -> np.ndarray:
+    return np.concatenate([np.asarray(value, dtype=float).ravel() for value in numbers.values()])
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """No warning and no figure of pyplot may be left behind."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    assert plt.get_fignums() == []
+
+
+@pytest.fixture(params=NAMES)
+def explorer(request) -> Explorer:
+    return explorers.module(request.param).explore()
+
+
+# --- every explorer
+
+
+def test_there_are_explorers():
+    assert "rmsnorm" in NAMES
+
+
+def test_grid(explorer):
+    seen = set()
+    for state in states(explorer, COMPUTED):
+        result = explorer.compute(**state)
+        assert np.isfinite(all_numbers(result.numbers)).all(), f"a number that is not finite at {state}"
+        assert 20 <= len(result.sentence) <= LONGEST, f"{len(result.sentence)} characters at {state}: {result.sentence}"
+        assert not any(word in result.sentence for word in ("nan", "inf ", "-0.00 ", "None", "tensor(")), (
+            result.sentence
+        )
+        seen.add(result.sentence)
+    assert len(seen) > len(explorer.controls), "the sentence hardly depends on the data"
+
+
+def test_compute_is_pure(explorer):
+    for state in states(explorer, 10)[:10]:
+        one, two = explorer.compute(**state), explorer.compute(**state)
+        assert one.sentence == two.sentence
+        np.testing.assert_array_equal(all_numbers(one.numbers), all_numbers(two.numbers))
+
+
+def test_moved_picture_equals_a_fresh_one(explorer):
+    """After any walk through the controls the picture is the one that a new explorer of this state draws."""
+    name = explorer.name
+    walk = random.Random(1).sample(states(explorer, COMPUTED), PAINTED)
+    shape = pixels(explorer.png).shape
+    for step, state in enumerate(walk):
+        explorer.set(**state)
+        assert pixels(explorer.png).shape == shape
+        assert explorer.shown["sentence"] == explorer.sentence
+        if step % 6 == 5:
+            fresh = explorers.module(name).explore(**state)
+            difference = (pixels(explorer.png) != pixels(fresh.png)).any(axis=-1)
+            assert not difference.any(), f"{difference.sum()} pixels depend on the states before {state}"
+
+
+def test_each_control_moves_the_picture(explorer):
+    """For every control there is a state in which it changes the picture: the default or a preset."""
+    for key, control in explorer.controls.items():
+        moved = False
+        for preset in (None, *explorer.presets):
+            explorer.reset()
+            if preset:
+                explorer.choose(preset)
+            before = explorer.png
+            for value in control.samples():
+                explorer.set(**{key: value})
+                moved = moved or explorer.png != before
+        assert moved, f"{key} changes nothing, neither from the defaults nor from a preset"
+
+
+def test_presets_and_reset(explorer):
+    first = (dict(explorer.values), explorer.png, explorer.sentence)
+    assert len(explorer.presets) >= 2
+    for preset, values in explorer.presets.items():
+        explorer.set(**{key: control.samples()[-1] for key, control in explorer.controls.items()})
+        explorer.choose(preset)
+        assert values.items() <= explorer.values.items()
+        assert preset in explorer.shown["preset"]
+    explorer.reset()
+    assert (explorer.values, explorer.png, explorer.sentence) == first
+
+
+def test_text_is_inside_and_apart(explorer):
+    """No label leaves the picture, and no two texts lie on each other."""
+    for state in random.Random(2).sample(states(explorer, COMPUTED), MEASURED) + list(explorer.presets.values()):
+        explorer.set(**state)
+        with style.applied():  # the ticks that matplotlib picks depend on the font size
+            texts, ticks = text_boxes(explorer)
+        whole = explorer.figure.bbox.padded(1.5)
+        for words, box in texts + ticks:
+            inside = whole.x0 <= box.x0 and whole.y0 <= box.y0 and box.x1 <= whole.x1 and box.y1 <= whole.y1
+            assert inside, f"{words!r} leaves the picture at {state}: {box}"
+        for (one, a), (two, b) in itertools.combinations(texts, 2):
+            wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+            shared = max(wide, 0) * max(high, 0) / min(a.width * a.height, b.width * b.height)
+            assert shared < 0.12, f"{one!r} and {two!r} overlap by {shared:.0%} at {state}"
+
+
+def text_boxes(explorer: Explorer) -> tuple[list, list]:
+    """(words, bounding box) of all visible texts, and of all rows of tick labels."""
+    figure, renderer = explorer.figure, explorer.canvas.get_renderer()
+    axes = [one for one in figure.axes if one.get_visible()]
+    axis = [side for one in axes for side in (one.xaxis, one.yaxis)]
+    texts = [child for one in [figure, *axes] for child in one.get_children() if isinstance(child, Text)]
+    texts += [side.label for side in axis]
+    texts += [text for one in axes if one.get_legend() for text in one.get_legend().get_texts()]
+    rows = [(f"tick labels of {one.axes.get_title(loc='left')!r}", one.get_tightbbox(renderer)) for one in axis]
+    return (
+        [(t.get_text(), t.get_window_extent(renderer)) for t in texts if t.get_visible() and t.get_text().strip()],
+        [row for row in rows if row[1] is not None],
+    )
+
+
+def test_mime_bundle(explorer):
+    data, _ = explorer._repr_mimebundle_()
+    assert sorted(data) == ["application/vnd.jupyter.widget-view+json", "image/png", "text/plain"]
+    assert data["text/plain"] == repr(explorer) == f"<Explorer {explorer.name}: {explorer.sentence}>"
+
+
+def test_an_error_in_a_callback_is_seen(explorer, monkeypatch):
+    def broken(**values):
+        raise ZeroDivisionError("planted")
+
+    good, picture = explorer.compute, explorer.png
+    monkeypatch.setattr(explorer, "compute", broken)
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        explorer._handle_custom_msg({"reset": True}, [])
+    assert explorer.shown["error"] == explorer.error == "ZeroDivisionError: planted"
+    assert "planted" in repr(explorer)
+    assert explorer.png == picture
+    monkeypatch.setattr(explorer, "compute", good)
+    explorer.reset()
+    assert explorer.shown["error"] == explorer.error == ""
+
+
+def test_figures_show_the_numbers_of_today():
+    spec = importlib.util.spec_from_file_location("build", ROOT / "figures" / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    names = set()
+    for name, explorer in build.pictures():
+        path = ROOT / "figures" / name
+        assert path.exists(), f"{name} is missing: run `make figures`"
+        with Image.open(path) as picture:
+            stored = dict(picture.info)
+        assert stored["Description"] == explorer.sentence, f"{name} is out of date: run `make figures`"
+        wanted, drawn = build.plain(explorer.result.numbers), json.loads(stored["Numbers"])
+        assert wanted.keys() == drawn.keys(), f"{name} is out of date: run `make figures`"
+        for key, values in wanted.items():
+            np.testing.assert_allclose(drawn[key], values, rtol=1e-3, atol=1e-5, err_msg=f"{name}: {key}")
+        names.add(name)
+    assert {path.name for path in (ROOT / "figures").glob("explorer_*.png")} == names
+
+
+# --- the shell
+
+
+def small(compute=None, **options) -> Explorer:
+    """An explorer of one point, for tests of the shell itself."""
+
+    def draw(figure):
+        axes = figure.subplots()
+        axes.set(xlim=(0, 10), ylim=(0, 100))
+        return {"point": axes.plot([], [], "o"), "axes": axes}
+
+    def update(scene, result):
+        scene["point"][0].set_data([result.numbers["x"]], [result.numbers["x"] ** 2])
+        style.limits(scene["axes"], y=(0, result.numbers["top"]))
+
+    def square(x, eps, name, wide):
+        return Result({"x": x, "top": 200 if wide else 100}, f'{x} squared is {x**2} <with> & "quotes".')
+
+    controls = {
+        "x": Slider("x", range(0, 11), 3),
+        "eps": Slider("eps", log(1e-8, 1e-2), 1e-6),
+        "name": Choice("name", ("a", "b"), "a"),
+        "wide": Toggle("wide", False),
+    }
+    return Explorer("small", controls=controls, compute=compute or square, draw=draw, update=update, **options)
+
+
+def test_grids():
+    assert linear(0, 1, 0.25) == [0, 0.25, 0.5, 0.75, 1]
+    assert linear(0, 0.3, 0.1) == [0, 0.1, 0.2, 0.3]
+    assert log(1e-8, 1e-2, 1) == [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2]
+    assert 1e-6 in log(1e-8, 1e-2)
+    assert powers(4, 64) == [4, 8, 16, 32, 64]
+
+
+def test_slider_finds_the_nearest_position():
+    slider = Slider("x", [1, 2, 4, 8], 1)
+    assert [slider.nearest(value) for value in (0, 1, 1.4, 3.5, 8, 99)] == [0, 0, 0, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("typed", "value", "remark"),
+    [
+        ("7", 7, ""),
+        (" 7 ", 7, ""),
+        ("70", 10, "x: 70 is outside 0 to 10; 10 is used."),
+        ("-1", 0, "x: -1 is outside 0 to 10; 0 is used."),
+        ("2.7", 3, "x: 2.7 is not a whole number; 3 is used."),
+        ("seven", 3, "x: 'seven' is not a number; 3 is kept."),
+        ("nan", 3, "x: 'nan' is not a number; 3 is kept."),
+        ("", 3, "x: '' is not a number; 3 is kept."),
+    ],
+)
+def test_typed_numbers_are_clipped_and_it_is_said(typed, value, remark):
+    explorer = small()
+    explorer._handle_custom_msg({"set": {"x": typed}}, [])
+    assert (explorer.values["x"], explorer.shown["remark"]) == (value, remark)
+    assert isinstance(explorer.values["x"], int)
+    assert explorer.shown["controls"]["x"] == {"index": value, "text": str(value), "spoken": str(value)}
+
+
+def test_decimal_comma_and_values_between_positions():
+    explorer = small()
+    explorer._handle_custom_msg({"set": {"eps": "0,0000033"}}, [])
+    assert math.isclose(explorer.values["eps"], 3.3e-6)
+    assert explorer.remark == ""
+
+
+def test_snap():
+    slider = Slider("head_dim", range(4, 257, 2), 96, snap=True)
+    assert slider.read("97", 96) == (98, "head_dim: 97 is between two positions; 98 is used.")
+    with pytest.raises(ValueError, match="only the slider's own positions"):
+        slider.check(97)
+
+
+def test_all_messages_of_the_browser():
+    explorer = small(presets={"five": {"x": 5}})
+    explorer._handle_custom_msg({"set": {"x": 9, "name": 1, "wide": True}}, [])
+    assert explorer.values == {"x": 9, "eps": 1e-6, "name": "b", "wide": True}
+    explorer._handle_custom_msg({"preset": "five", "set": {}}, [])
+    assert explorer.values == {"x": 5, "eps": 1e-6, "name": "b", "wide": True}
+    explorer._handle_custom_msg({"reset": True, "set": {"x": 1}}, [])
+    assert explorer.values == {"x": 1, "eps": 1e-6, "name": "a", "wide": False}
+
+
+def test_python_mistakes_raise():
+    explorer = small(presets={"five": {"x": 5}})
+    with pytest.raises(ValueError, match=r"x must be between 0 and 10, whole numbers; got 11"):
+        explorer.set(x=11)
+    with pytest.raises(TypeError, match="no control named 'y'; the controls are x, eps, name, wide"):
+        explorer.set(y=1)
+    with pytest.raises(ValueError, match="name must be one of a, b; got 'c'"):
+        explorer.set(name="c")
+    with pytest.raises(ValueError, match="no preset 'six'; choose one of five"):
+        explorer.choose("six")
+    with pytest.raises(TypeError, match="preset 'bad'"):
+        small(presets={"bad": {"y": 1}})
+    with pytest.raises(ValueError, match="x must be between"):
+        small(start={"x": 99})
+
+
+def test_an_error_goes_away_after_a_good_value():
+    def compute(x, **others):
+        if x == 7:
+            raise ArithmeticError("no seven here")
+        return Result({"x": x, "top": 100}, f"x is {x}.")
+
+    explorer = small(compute)
+    with pytest.raises(ArithmeticError, match="no seven here"):
+        explorer.set(x=7)
+    assert explorer.shown["error"] == "ArithmeticError: no seven here"
+    assert explorer.shown["controls"]["x"]["index"] == 7
+    explorer.set(x=8)
+    assert (explorer.shown["error"], explorer.sentence) == ("", "x is 8.")
+
+
+def test_only_a_change_of_what_stands_still_draws_everything(monkeypatch):
+    explorer, draws = small(), []
+    full = explorer.canvas.draw
+    monkeypatch.setattr(explorer.canvas, "draw", lambda: (draws.append(1), full()))
+    explorer.set(x=4)
+    explorer.set(x=5)
+    assert len(draws) == 0
+    explorer.set(wide=True)
+    assert len(draws) == 1
+
+
+def test_readers_own_matplotlib_settings_do_not_reach_the_picture():
+    plain = small().png
+    with plt.style.context("dark_background"):
+        assert small().png == plain
+
+
+def test_twenty_five_changes_leave_one_picture():
+    explorer = small()
+    for x in [*range(11), *range(11), 1, 2, 3]:
+        explorer.set(x=x)
+    data, _ = explorer._repr_mimebundle_()
+    assert [key for key in data if key.startswith("image/")] == ["image/png"]
+
+
+# --- the style
+
+
+def test_colors_are_readable_and_never_alone():
+    def luminance(color):
+        channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+        return float(np.dot(channels, [0.2126, 0.7152, 0.0722]))
+
+    for meaning, look in style.LOOKS.items():
+        assert 1.05 / (luminance(look.color) + 0.05) >= 4.5, f"{meaning}: too pale to read on white"
+    groups = [["query", "key", "value"], ["before", "after", "reference", "wrong"], ["residual", "norm", "gate", "up"]]
+    for group in [*groups, [f"expert {i}" for i in range(8)]]:
+        looks = [style.look(meaning) for meaning in group]
+        for part in ("color", "marker", "linestyle", "hatch"):
+            assert len({str(getattr(look, part)) for look in looks}) == len(looks), f"{group}: same {part}"
+
+
+def test_notebook_plots_work(tmp_path):
+    with plt.rc_context():
+        style.use()
+        figure, axes = plt.subplots()
+        axes.plot([1, 2], **style.line("query", marker=True))
+        axes.bar([0], [1], **style.fill("key"))
+        style.label(axes, 1, 1, "query", "query")
+        figure.savefig(tmp_path / "plot.png")
+        plt.close(figure)
+    with pytest.raises(KeyError, match="known meanings"):
+        style.color("purple")
+
+
+def test_unknown_explorer():
+    with pytest.raises(ValueError, match="there is no explorer 'rope2'"):
+        explorers.module("rope2")
