@@ -1,6 +1,6 @@
 """Rebuild the pictures in figures/ from the explorers' own drawing code.
 
-    python figures/build.py          writes explorer_<name>.png for every explorer, and prints the alt text of each
+    python figures/build.py    writes map.png and explorer_<name>.png of every explorer, and prints the alt text of each
 
 Each picture carries the numbers that it shows and its sentence as PNG text. The tests compare these with what the
 explorer computes today, so a picture can't silently fall behind, while its bytes may differ between machines.
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from minimind_core import explorers
-from minimind_core.explorers import style
+from minimind_core.explorers import model_map, style
 from minimind_core.explorers.shell import Explorer
 
 FOLDER = Path(__file__).parent
@@ -42,7 +42,17 @@ def save(path: Path, explorer: Explorer) -> None:
         explorer.figure.savefig(path, dpi=DPI, metadata=text)
 
 
+def save_map(path: Path) -> None:
+    """Write the map of the model."""
+    with style.applied():
+        figure = style.figure(*model_map.SIZE)
+        model_map.draw(figure)
+        figure.savefig(path, dpi=DPI, metadata={"Description": model_map.ALT, "Software": None})
+
+
 def main() -> None:
+    save_map(FOLDER / "map.png")
+    print(f"map.png\n    {model_map.ALT}")
     wanted = dict(pictures())
     for old in FOLDER.glob("explorer_*.png"):
         if old.name not in wanted:

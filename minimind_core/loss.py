@@ -19,9 +19,8 @@ def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_ind
         raise ValueError(
             f"logits are {list(logits.shape)}, labels {list(labels.shape)}; both need the same batch and seq"
         )
-    targets = F.pad(
-        labels[:, 1:].long(), (0, 1), value=ignore_index
-    )  # position t predicts t + 1; the last predicts nothing
+    # position t predicts t + 1; the last predicts nothing
+    targets = F.pad(labels[:, 1:].long(), (0, 1), value=ignore_index)
     counted = targets != ignore_index
     if not counted.any():
         warnings.warn("no label to predict in this batch: the loss is 0 and teaches nothing", stacklevel=2)

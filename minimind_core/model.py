@@ -107,9 +107,8 @@ class MiniMindModel(nn.Module):
     def _apply(self, fn, recurse=True):
         tables = self.freqs_cos, self.freqs_sin
         super()._apply(fn, recurse)
-        self._place_tables(
-            tables, self.freqs_cos.device
-        )  # of .half(), .to(), to_empty() the tables take the device only
+        # of .half(), .to() and to_empty() the tables take the device only
+        self._place_tables(tables, self.freqs_cos.device)
         return self
 
     @torch.inference_mode(False)  # tables that are made while generating can serve training later

@@ -21,7 +21,7 @@ def yarn_pair_index(turns: float, dim: int, rope_base: float, original_length: i
     """The (fractional) pair that turns `turns` times within the original window: d(b).
 
     From wavelength 2 pi rope_base^(2 d / dim) = original_length / turns.
-    Source: Peng et al. 2023, "YaRN", appendix A.2 and the reference code.
+    Source: Peng et al. 2023, "YaRN", equations 13 and 17; solved for the pair in its reference code.
     """
     return dim * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(rope_base))
 

@@ -84,8 +84,8 @@ def jupyter_lab(notebooks: Iterable[Path], start_limit: float = 90) -> Iterator[
     (folder / "notebooks").mkdir(parents=True)
     for notebook in notebooks:
         shutil.copy(notebook, folder / "notebooks")
-    if (ROOT / "figures").is_dir():
-        shutil.copytree(ROOT / "figures", folder / "figures")
+    for beside in ("figures", "minimind_core"):  # what notebooks reach by a path: pictures, and the set-up check
+        shutil.copytree(ROOT / beside, folder / beside)
     for name, text in SETTINGS.items():
         file = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ def to_transformers(model: MiniMindForCausalLM, attn_implementation: str = "eage
 
 
 def as_transformers(named: dict[str, torch.Tensor], config: MiniMindConfig) -> dict[str, torch.Tensor]:
-    """Weights or gradients under transformers' names: the dense names are equal, experts are stacked into one tensor."""
+    """Weights or gradients under transformers' names: dense names are equal, experts are stacked into one tensor."""
     named = {name: value.detach().clone() for name, value in named.items()}
     for layer in range(config.num_hidden_layers if config.use_moe else 0):
         start = f"model.layers.{layer}.mlp.experts."

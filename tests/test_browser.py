@@ -20,6 +20,8 @@ from lab import (
     time_limit,
 )
 
+from minimind_core import explorers
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LIMIT = 240  # seconds for one notebook, everything included
 ANSWER = 10_000  # ms for one change of a control
@@ -183,8 +185,15 @@ def chromium() -> str:
 @pytest.fixture(scope="module")
 def lab(chromium, tmp_path_factory):
     broken = tmp_path_factory.mktemp("browser") / "broken.ipynb"
-    nbformat.write(new_notebook(BROKEN), broken)
-    with jupyter_lab([*NOTEBOOKS, broken]) as running:
+    notebook = new_notebook(BROKEN)
+    nbformat.write(notebook, broken)
+    explorer = explorers.module("rmsnorm").explore()
+    data, metadata = explorer._repr_mimebundle_()
+    output = {"output_type": "execute_result", "data": data, "metadata": metadata, "execution_count": 1}
+    notebook.cells[0] |= {"outputs": [nbformat.from_dict(output)], "execution_count": 1}
+    stored = broken.with_name("stored.ipynb")
+    nbformat.write(notebook, stored)
+    with jupyter_lab([*NOTEBOOKS, broken, stored]) as running:
         yield running
 
 
@@ -256,4 +265,28 @@ def test_held_key_leaves_no_queue(lab, page):
     )
     page.wait_for_timeout(500)
     assert int(driver.state()["serial"]) - first == 2, "201 changes at once should give two pictures"
+    close_notebook(page)
+
+
+def test_after_a_restart_the_reader_is_told(lab, page):
+    open_notebook(page, lab, "broken.ipynb")
+    run_all(page)
+    page.wait_for_selector(".mm-explorer img", timeout=ANSWER)
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.focus(".mm-explorer input")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(
+        "() => document.querySelector('.mm-explorer [role=status]').textContent.includes('run this cell again')",
+        timeout=ANSWER,
+    )
+    close_notebook(page)
+    assert page.problems == []
+
+
+def test_stored_notebook_shows_the_picture(lab, page):
+    """Before anything is run, the stored output is the still picture."""
+    open_notebook(page, lab, "stored.ipynb")
+    picture = page.wait_for_selector(".jp-OutputArea img", timeout=ANSWER)
+    assert picture.evaluate("picture => picture.decode().then(() => picture.naturalWidth)") > 700
+    assert page.query_selector(".mm-explorer") is None
     close_notebook(page)

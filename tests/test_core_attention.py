@@ -182,9 +182,14 @@ def test_per_query_mask_with_a_cache(flash_attn):
 
 @pytest.mark.parametrize(
     ("shape", "found"),
-    [((2, 11), r"\[2, 11\].*\[2, 12\]"), ((3, 12), r"\[3, 12\].*\[2, 12\]"), ((2, 5, 12), r"\[2, 5, 12\].*\[2, 12, 12\]"),
-     ((12,), r"\[12\]"), ((2, 1, 12, 12), r"\[2, 1, 12, 12\]")],
-)  # fmt: skip
+    [
+        ((2, 11), r"\[2, 11\].*\[2, 12\]"),
+        ((3, 12), r"\[3, 12\].*\[2, 12\]"),
+        ((2, 5, 12), r"\[2, 5, 12\].*\[2, 12, 12\]"),
+        ((12,), r"\[12\]"),
+        ((2, 1, 12, 12), r"\[2, 1, 12, 12\]"),
+    ],
+)
 def test_wrong_mask_shape(shape, found):
     with pytest.raises(ValueError, match=found):
         tiny_model()(random_ids(), torch.ones(shape))

@@ -170,7 +170,7 @@ def test_another_batch_or_type_is_refused():
         model(ids[:1, 7:], past_key_values=past)
     with pytest.raises(ValueError, match=r"float32.*bfloat16"):
         tiny_model().bfloat16()(ids[:, 7:], past_key_values=past)
-    with pytest.raises(ValueError, match="1 entries.*2 layers"):
+    with pytest.raises(ValueError, match=r"1 entries.*2 layers"):
         model(ids[:, 7:], past_key_values=past[:1])
 
 
@@ -183,8 +183,8 @@ def test_empty_cache_says_so():
 
 def test_positions_past_the_table():
     model = tiny_model(max_position_embeddings=10)
-    with pytest.raises(ValueError, match="0 to 11 .* ends at 9"):
+    with pytest.raises(ValueError, match=r"0 to 11 .* ends at 9"):
         model(random_ids())
     past = model(random_ids(seq=10), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="10 to 10 .* ends at 9"):
+    with pytest.raises(ValueError, match=r"10 to 10 .* ends at 9"):
         model(random_ids(seq=1), past_key_values=past)

@@ -169,7 +169,7 @@ def build_on_meta(**changes) -> MiniMindForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("kind", [{}, {"use_moe": True, "gate_init": "kaiming_uniform", "n_shared_experts": 1}])
+@pytest.mark.parametrize("kind", [{}, {"use_moe": True, "num_experts_per_tok": 2, "gate_init": "kaiming_uniform"}])
 def test_to_empty_and_init_weights(kind):
     model = build_on_meta(**kind)
     model.to_empty(device="cpu")
@@ -317,14 +317,14 @@ def test_gradient_checkpointing(kind):
 @KINDS
 def test_a_few_steps_of_training_learn_a_sequence_by_heart(kind):
     torch.manual_seed(0)
-    model, ids = MiniMindForCausalLM(tiny_config(**kind)), random_ids()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(60):
+    model, ids = MiniMindForCausalLM(tiny_config(**kind)), random_ids(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(20):
         output = model(ids, labels=ids)
         optimizer.zero_grad()
         (output.loss + output.aux_loss).backward()
         optimizer.step()
-    assert output.loss.item() < 0.1
+    assert output.loss.item() < 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

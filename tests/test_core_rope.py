@@ -102,9 +102,9 @@ def test_odd_width(dim):
 
 
 def test_tables_of_another_length_or_width():
-    with pytest.raises(ValueError, match=f"{END} positions of width {DIM}.*{END - 1} of width {DIM}"):
+    with pytest.raises(ValueError, match=rf"{END} positions of width {DIM}.*{END - 1} of width {DIM}"):
         apply_rotary_pos_emb(Q, K, COS[1:], SIN[1:])
-    with pytest.raises(ValueError, match="width 16.*width 8"):
+    with pytest.raises(ValueError, match=r"width 16.*width 8"):
         apply_rotary_pos_emb(Q, K, COS[:, :8], SIN[:, :8])
     with pytest.raises(ValueError, match="k has 3 positions"):
         apply_rotary_pos_emb(Q, K[:, :3], COS, SIN)

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import minimind_core as core
+
 from .checking import examine, run
 from .framework import Exercise
 
@@ -36,6 +38,7 @@ PROVIDED = {
     "reduce": einops.reduce,
     "repeat": einops.repeat,
     "einsum": einops.einsum,
+    "core": core,
 }
 
 

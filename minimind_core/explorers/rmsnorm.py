@@ -112,7 +112,7 @@ def draw(figure: Figure) -> dict:
 
     values.set(title="The first 16 values", xlim=(-0.8, SHOWN - 0.2), ylim=(-4, 11), xlabel="feature")
     values.axhline(0, color=style.QUIET, linewidth=1)
-    (scene["before"],) = values.plot([], [], **style.points("before"), markerfacecolor="white")
+    (scene["before"],) = values.plot([], [], **style.points("before"), markerfacecolor="white", markersize=11)
     (scene["after"],) = values.plot([], [], **style.points("after"))
     scene["unit"] = values.text(0.02, 0.97, "", va="top", transform=values.transAxes, color=style.color("before"))
     values.text(0.02, 0.82, "◆ after", va="top", transform=values.transAxes, color=style.color("after"))
@@ -177,6 +177,6 @@ def explore(**start) -> Explorer:
         compute=compute,
         draw=draw,
         update=update,
-        size=(style.WIDTH, 4.9),
+        size=(style.WIDTH, 4.5),
         start=start,
     )

@@ -4,6 +4,7 @@ import math
 from functools import lru_cache
 
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
@@ -114,9 +115,7 @@ def draw(figure: Figure) -> dict:
     table.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     seen = {"path_effects": [withStroke(linewidth=4, foreground="white")]}  # lines stay visible on dark red and blue
     scene |= {
-        "table": table.imshow(
-            [[0]], cmap=style.DIVERGING, vmin=-1, vmax=1, aspect="auto", extent=(-0.5, POSITIONS - 0.5, 47.5, -0.5)
-        ),
+        "table": table.imshow([[0]], aspect="auto", extent=(-0.5, POSITIONS - 0.5, 47.5, -0.5)),
         "row": table.plot([], [], color=style.INK, linewidth=1.5, **seen)[0],
         "key_line": table.plot([], [], **style.line("key"), **seen)[0],
         "query_line": table.plot([], [], **style.line("query"), **seen)[0],
@@ -147,7 +146,7 @@ def update(scene: dict, result: Result) -> None:
     scene["own_text"].set_text(f"pair {n['pair']}")
 
     bottom = n["pairs"] - 0.5
-    scene["table"].set_data(n["table"])
+    scene["table"].set_data(colormaps[style.DIVERGING]((n["table"] + 1) / 2, bytes=True))  # colors draw faster
     if scene["table"].get_extent()[2] != bottom:
         scene["table"].set_extent((-0.5, POSITIONS - 0.5, bottom, -0.5))
         style.limits(scene["axes"], y=(bottom, -0.5))

@@ -1,6 +1,7 @@
 // The browser's side of an explorer: native controls, one <img>, one sentence. See shell.py for the messages.
 
 const WAIT = 3000; // ms without an answer before the reader is told
+const NO_ANSWER = "No answer from the kernel. If it was restarted, run this cell again.";
 
 function element(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -13,7 +14,6 @@ function render({ model, el }) {
   const prefix = "mm" + Math.random().toString(36).slice(2);
   let pending = null; // changes not sent yet
   let waiting = null; // timer while a change is under way
-  let url = null;
 
   const picture = element("img", { width: spec.size[0], height: spec.size[1] });
   const sentence = element("p", { className: "mm-sentence" });
@@ -25,11 +25,16 @@ function render({ model, el }) {
 
   function send() {
     if (pending === null || waiting !== null) return;
-    model.send(pending);
+    const message = pending;
     pending = null;
-    waiting = setTimeout(() => {
-      remark.textContent = "The kernel has not answered yet. If it was restarted, run this cell again.";
-    }, WAIT);
+    waiting = setTimeout(() => (remark.textContent = NO_ANSWER), WAIT);
+    try {
+      model.send(message);
+    } catch {
+      clearTimeout(waiting); // the kernel that this explorer belongs to is gone
+      waiting = null;
+      remark.textContent = NO_ANSWER;
+    }
   }
 
   function change(name, raw) {
@@ -106,10 +111,7 @@ function render({ model, el }) {
       if (!(pending && (name in pending.set || pending.preset || pending.reset))) shows[name](value);
     }
     for (const [name, node] of presets) node.setAttribute("aria-pressed", shown.preset.includes(name));
-    const old = url;
-    url = URL.createObjectURL(new Blob([model.get("png")], { type: "image/png" }));
-    picture.src = url;
-    if (old) URL.revokeObjectURL(old);
+    picture.src = shown.picture; // a data URL: no frame is ever blank, unlike with a blob
     picture.alt = shown.sentence;
     sentence.textContent = shown.sentence;
     sentence.hidden = Boolean(shown.error);
@@ -141,7 +143,6 @@ function render({ model, el }) {
   return () => {
     model.off("change:shown", show);
     clearTimeout(waiting);
-    URL.revokeObjectURL(url);
   };
 }
 

@@ -16,8 +16,9 @@ each control, so holding a key down can't queue up pictures.
 """
 
 import base64
-import io
 import math
+import struct
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anywidget
+import numpy as np
 import torch
 import traitlets
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from PIL import Image
 
 from . import style
 
@@ -223,7 +224,6 @@ class Explorer(anywidget.AnyWidget):
     _css = Path(__file__).with_name("shell.css")
     spec = traitlets.Dict().tag(sync=True)
     shown = traitlets.Dict().tag(sync=True)
-    png = traitlets.Bytes().tag(sync=True)
 
     def __init__(
         self,
@@ -242,6 +242,7 @@ class Explorer(anywidget.AnyWidget):
         self.compute, self.update = _one_thread()(compute), update
         self.values = {key: control.check(control.default) for key, control in controls.items()}
         self.remark = self.error = ""
+        self.png = b""
         self._serial = 0
         for preset, values in self.presets.items():
             self._checked(values, f"preset {preset!r}")  # a misspelled preset fails here, not at the click
@@ -309,29 +310,26 @@ class Explorer(anywidget.AnyWidget):
         self._show(values, " ".join(filter(None, remarks)))
 
     def _show(self, values: dict, remark: str = "") -> None:
-        """Bring controls, picture and sentence to these values."""
+        """Bring controls, picture and sentence to these values, in one message to the browser."""
         self.values, self.remark, self.error = values, remark, ""
-        png = self.png
         try:
             result = self.compute(**values)
             self.update(self.scene, result)
-            png = self._paint()
-            self.result = result
+            self.png, self.result = self._paint(), result
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             raise
         finally:
             self._serial += 1
-            with self.hold_sync():  # one message to the browser
-                self.png = png
-                self.shown = {
-                    "serial": self._serial,
-                    "sentence": self.sentence,
-                    "remark": self.remark,
-                    "error": self.error,
-                    "preset": [p for p, some in self.presets.items() if all(values[k] == v for k, v in some.items())],
-                    "controls": {key: control.shown(values[key]) for key, control in self.controls.items()},
-                }
+            self.shown = {
+                "serial": self._serial,
+                "picture": f"data:image/png;base64,{base64.b64encode(self.png).decode()}",
+                "sentence": self.sentence,
+                "remark": self.remark,
+                "error": self.error,
+                "preset": [name for name, some in self.presets.items() if some.items() <= values.items()],
+                "controls": {key: control.shown(values[key]) for key, control in self.controls.items()},
+            }
 
     def _paint(self) -> bytes:
         """The figure as PNG. Only the moving artists are drawn anew unless something else has changed."""
@@ -342,11 +340,7 @@ class Explorer(anywidget.AnyWidget):
         self.canvas.restore_region(self._still)
         for artist in self._moving:
             (artist.axes or self.figure).draw_artist(artist)
-        width, height = self.canvas.get_width_height()
-        picture = Image.frombuffer("RGBA", (width, height), self.canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
-        data = io.BytesIO()
-        picture.convert("RGB").save(data, "PNG", compress_level=1)
-        return data.getvalue()
+        return _png(np.asarray(self.canvas.buffer_rgba()))
 
     def __repr__(self) -> str:
         return f"<Explorer {self.name}: {self.error or self.sentence}>"
@@ -355,6 +349,23 @@ class Explorer(anywidget.AnyWidget):
         """The widget, and for readers without a kernel the present picture and the sentence."""
         data, metadata = super()._repr_mimebundle_(**kwargs)
         return data | {"text/plain": repr(self), "image/png": base64.b64encode(self.png).decode()}, metadata
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    """Pixels [height, width, 4] as PNG. No row filter: half the time of Pillow's writer, and no larger for plots."""
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 4 * width), np.uint8)  # each row starts with the number of its filter, 0
+    rows[:, 1:] = pixels.reshape(height, -1)
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0),  # 8 bits, red green blue alpha
+        b"IDAT": zlib.compress(rows, 1),
+        b"IEND": b"",
+    }
+    chunks = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts.items()
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 @contextmanager

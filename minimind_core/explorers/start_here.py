@@ -25,8 +25,8 @@ STAGES = (
     ("ids", "batch seq", "before", "token numbers, {}"),
     ("embedding", "batch seq hidden", "residual", "{}, each token now a vector"),
     ("norm", "batch seq hidden", "norm", "a copy of the stream, brought to size, for attention to read"),
-    ("q", "batch seq heads head_dim", "query", "the queries: what each token looks for, head by head"),
-    ("k, v (each)", "batch seq kv_heads head_dim", "key", "keys and values, with fewer heads than the queries"),
+    ("q", "batch seq heads head_dim", "query", "what each token looks for, head by head"),
+    ("k, v (each)", "batch seq kv_heads head_dim", "key", "what each token offers, with fewer heads than q"),
     ("attention weights", "batch heads query key", "value", "how much each query looks at each key"),
     ("+ attention", "batch seq hidden", "residual", "the stream again, attention's result added"),
     ("norm ", "batch seq hidden", "norm", "a second copy, brought to size, for the feed-forward to read"),
@@ -166,7 +166,7 @@ def draw(figure: Figure) -> dict:
         "layers": axes.text(COLUMN * 20, (first + end) / 2, "", rotation=90, va="center", color=style.QUIET),
     }
 
-    box.set(xlim=(-0.36, 1.5), ylim=(-0.3, 1.42), title="Its shape, log scale")
+    box.set(xlim=(-0.36, 1.5), ylim=(-0.3, 1.42), xticks=[], yticks=[], title="Its shape, log scale")
     box.axis("off")
     scene["faces"] = [
         box.add_patch(Polygon([(0, 0)] * 4, **style.fill("residual", alpha))) for alpha in (0.1, 0.2, 0.3)

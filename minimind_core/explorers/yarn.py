@@ -139,7 +139,7 @@ def compute(
     unseen = {
         name: unseen_pairs(before, after, original_length, factor).sum().item() for name, after in methods.items()
     }
-    with_yarn = f", with YaRN in {unseen['YaRN']}" if "YaRN" in unseen else ""
+    with_yarn = f", with YaRN {unseen['YaRN']}" if "YaRN" in unseen else ""
     paper = yarn_attention_factor(factor)
     said += (
         f"Up to position {window}, {unseen['unscaled']} of {pairs} pairs ({unseen['unscaled'] / pairs:.0%}) meet "

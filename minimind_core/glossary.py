@@ -1,0 +1,155 @@
+"""The words of the series: `glossary()` and `config_table(...)`, shown as tables in a notebook."""
+
+import dataclasses
+import html
+import inspect
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .config import MiniMindConfig
+
+NOTEBOOKS = {
+    "00": "start here",
+    "01": "RMSNorm",
+    "02": "RoPE",
+    "03": "YaRN",
+    "04": "attention",
+    "05": "the K/V cache",
+    "06": "SwiGLU",
+    "07": "the residual block",
+    "08": "the MoE gate",
+    "09": "MoE dispatch",
+    "10": "tied embeddings",
+    "11": "shifted cross-entropy",
+    "12": "the whole model",
+    "13": "the tokenizer",
+    "14": "training",
+    "15": "generation",
+}
+
+
+class Term(NamedTuple):
+    """One word of the series; symbol and axis may be empty."""
+
+    term: str
+    symbol: str
+    axis: str
+    notebook: str
+    meaning: str
+
+
+# term | symbol in formulas | axis in einops patterns and shapes | notebook that teaches it | meaning
+LINES = """
+active parameters | | | 08 | the parameters that one token uses; fewer than all in a mixture of experts
+attention factor | a | | 03 | YaRN's factor on cos and sin, which sharpens attention in a longer window
+attention weights | | heads query key | 04 | softmax of the scores: how much each query takes from each key
+auxiliary loss | | | 08 | a small extra loss that spreads the tokens over the experts
+base | B | | 02 | rope_theta, 1,000,000: the larger, the slower the slowest pair turns
+batch | | batch | 00 | texts that are computed at the same time
+block | | | 07 | attention and feed-forward, each behind its norm, each added to the stream
+buffer | | | 00 | a tensor of a module that moves with it but is not trained
+causal mask | | query key | 04 | lets a query see its own position and those before it
+contiguous | | | 00 | the numbers lie in memory in the order in which the axes count them
+cross-entropy | | | 11 | minus the logarithm of the probability of the right token, averaged
+dense | | | 00 | without experts: every token uses every parameter
+embedding | E | vocab hidden | 10 | a table with one vector for each token
+epsilon | ε | | 01 | rms_norm_eps: keeps a norm from dividing by zero
+expert | | experts | 08 | one of several feed-forwards, of which a token visits k
+feed-forward | | intermediate | 06 | the part of a block that works on each token alone
+frequency | θᵢ | pairs | 02 | the angle by which pair i turns from one position to the next
+gate | | intermediate | 06 | the branch of SwiGLU that decides how much of each value passes
+grouped-query attention | | | 04 | several query heads share one key head and one value head
+head (attention) | | heads | 04 | one of several attentions side by side, each with its own features
+head (of the model) | | vocab | 10 | lm_head: from hidden states to logits
+head width | d | head_dim | 04 | features of one attention head, 96; called d in the formulas of RoPE and YaRN
+hidden size | d | hidden | 00 | width of the residual stream, 768
+ids | | batch seq | 00 | token numbers, the model's input
+K/V cache | | kv_heads | 05 | keys and values of the past, kept so that they are not computed again
+key | k | key | 04 | what a position offers to be found by
+labels | | batch seq | 11 | the ids again; the loss compares position t with label t + 1
+layer | | | 07 | another word for block
+logits | z | batch seq vocab | 10 | one score per token of the vocabulary; softmax makes probabilities of them
+mixture of experts | | | 08 | MoE: a router sends each token to k of the experts
+original length | L | | 03 | the window in which a model was trained before YaRN
+padding | | | 04 | filler tokens that bring short texts to the length of the longest
+pair | i | pairs | 02 | two features of a head that turn together; head_dim / 2 of them
+parameter | | | 00 | a number that training changes
+position | m | seq | 02 | place of a token in its text, from 0
+QK-norm | | | 01 | RMSNorm on the query and the key of each head
+query | q | query | 04 | what a position looks for
+ramp | r | pairs | 03 | YaRN's passage from the pairs left alone (0) to the pairs slowed down (1)
+residual stream | x | batch seq hidden | 00 | one vector per token, to which every block adds
+rms | | | 01 | root mean square: the typical size of the numbers of a vector
+RoPE | | | 02 | rotary position embedding: pairs of q and k are turned by their position
+router | | experts | 08 | the small layer that gives each token a probability per expert
+scale factor | s | | 03 | YaRN's factor: how many times longer the window becomes
+score | | query key | 04 | q times k, divided by the root of head_dim
+sequence | | seq | 00 | the tokens of one text, in order
+SiLU | | | 06 | x times sigmoid(x), the activation of the gate
+standard deviation | σ | | 00 | how far random numbers spread; initializer_range, 0.02, for the weights
+state dict | | | 00 | names and tensors of a model, as they are saved
+stride | | | 00 | steps in memory from one number to the next along an axis
+SwiGLU | | | 06 | down(silu(gate(x)) * up(x)), MiniMind's feed-forward
+temperature | T | | 15 | divides the logits before sampling: low is cautious, high is wild
+tied | | | 10 | embedding and head are one Parameter
+token | | tokens | 13 | a piece of text with a number; in these first notebooks, a byte
+top-k, top-p | k, p | | 15 | sample only from the k likeliest tokens, or from those that make up p
+turns | β | | 03 | how often a pair goes around in the original window; beta_fast and beta_slow are such
+value | v | | 04 | what a position hands over when it is found
+visits | | visits | 09 | experts that one token passes through, shared ones included
+vocabulary | V | vocab | 13 | all tokens that the model knows, 6,400
+wavelength | λ | pairs | 02 | positions until a pair has turned once around
+YaRN | | | 03 | a way to stretch RoPE to longer texts: slow pairs are slowed down further
+"""
+TERMS = [Term(*(part.strip() for part in line.split("|"))) for line in LINES.strip().splitlines()]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under column heads; a notebook shows it as a table."""
+
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+    def __repr__(self) -> str:
+        cells = [self.heads, *self.rows]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.heads))]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+    def _repr_html_(self) -> str:
+        def line(cells: tuple[str, ...], tag: str, more: str = "") -> str:
+            inside = "".join(f"<{tag}{more} style='text-align:left'>{html.escape(cell)}</{tag}>" for cell in cells)
+            return f"<tr>{inside}</tr>"
+
+        body = "".join(line(row, "td") for row in self.rows)
+        return f"<table><thead>{line(self.heads, 'th', ' scope=col')}</thead><tbody>{body}</tbody></table>"
+
+
+def glossary(*words: str) -> Table:
+    """The series' words: all of them, or those in which one of `words` occurs.
+
+    Raises ValueError for a word that occurs nowhere.
+    """
+    for word in words:
+        if not any(word.lower() in " ".join(term).lower() for term in TERMS):
+            raise ValueError(f"{word!r} is not in the glossary; glossary() shows all {len(TERMS)} words")
+    found = [t for t in TERMS if not words or any(word.lower() in " ".join(t).lower() for word in words)]
+    rows = [(t.term, t.symbol, t.axis, f"{t.notebook} {NOTEBOOKS[t.notebook]}", t.meaning) for t in found]
+    return Table(("term", "symbol", "axis", "notebook", "meaning"), rows)
+
+
+def config_table(**configs: MiniMindConfig) -> Table:
+    """Every field of MiniMindConfig with its value in each of `configs` and the comment beside it in the source."""
+    rows, group = [], ""
+    for line in inspect.getsource(MiniMindConfig).splitlines():
+        if heading := re.fullmatch(r"    # (.+)", line):
+            group = heading[1]
+        elif field := re.fullmatch(r"    (\w+): .+?  # (.+)", line):
+            values = [str(getattr(config, field[1])) for config in configs.values()]
+            rows.append((group, field[1], *values, field[2]))
+            group = ""  # said once, in the group's first row
+    missing = {field.name for field in dataclasses.fields(MiniMindConfig)} - {row[1] for row in rows}
+    if missing:
+        raise ValueError(f"no comment beside {', '.join(sorted(missing))} in MiniMindConfig: write one")
+    return Table(("group", "field", *(name.replace("_", " ") for name in configs), "meaning"), rows)

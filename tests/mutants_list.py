@@ -1,0 +1,275 @@
+"""Faults to plant in the core, one at a time: each a slip that somebody has made. `make mutants` runs them.
+
+A fault replaces a snippet, which must occur exactly once in its file, and names what should notice: its part's tests
+and notebooks. Add yours beside the others of its part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault. file: in minimind_core/; tests: in tests/, without test_core_ and .py; notebooks: their numbers."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    notebooks: tuple[str, ...]
+
+
+def part(file: str, tests: str, notebooks: str, *faults: tuple[str, str, str]) -> list[Mutant]:
+    """The faults of one part: (name, old snippet, new snippet)."""
+    return [Mutant(*fault[:1], file, *fault[1:], tuple(tests.split()), tuple(notebooks.split())) for fault in faults]
+
+
+NORM = part(
+    "normalization.py",
+    "norm",
+    "01",
+    ("eps outside the root", "torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)",
+     "(1 / (wide.square().mean(dim=-1, keepdim=True).sqrt() + eps))"),
+    ("cast too late", "return (weight * unit).to(x.dtype)", "return weight * unit"),
+    ("cast too early", "wide = x if x.dtype == torch.float64 else x.float()", "wide = x"),
+    ("cast before the weight", "return (weight * unit).to(x.dtype)", "return (weight * unit.to(x.dtype)).to(x.dtype)"),
+    ("mean subtracted", "unit = wide * ", "unit = (wide - wide.mean(dim=-1, keepdim=True)) * "),
+    ("sum for mean", "wide.square().mean(", "wide.square().sum("),
+    ("eps of the module ignored", "rms_norm(x, self.weight, self.eps, self.cast)",
+     "rms_norm(x, self.weight, cast=self.cast)"),
+)  # fmt: skip
+
+ROPE = part(
+    "rope.py",
+    "rope parity",
+    "02",
+    ("sign of rotate_half", "torch.cat([-x2, x1], dim=-1)", "torch.cat([x2, -x1], dim=-1)"),
+    ("interleaved table", "torch.cat([angles, angles], dim=-1)", "angles.repeat_interleave(2, dim=-1)"),
+    ("positions from 1", "torch.outer(torch.arange(end, dtype=torch.float32),",
+     "torch.outer(torch.arange(1, end + 1, dtype=torch.float32),"),
+    ("exponent i for 2i", "torch.arange(0, dim, 2, dtype=torch.float32) / dim",
+     "torch.arange(dim // 2, dtype=torch.float32) / dim"),
+    ("angles in bfloat16", "angles = torch.cat([angles, angles], dim=-1)",
+     "angles = torch.cat([angles, angles], dim=-1).bfloat16().float()"),
+    ("cos and sin exchanged", "q * cos + rotate_half(q) * sin", "q * sin + rotate_half(q) * cos"),
+    ("keys not turned", "k * cos + rotate_half(k) * sin", "k"),
+    ("half precision promoted", "q_turned.to(q.dtype)", "q_turned"),
+)  # fmt: skip
+
+TABLES = part(
+    "model.py",
+    "rope cache parity model",
+    "02 00",
+    ("base 1e4", "config.max_position_embeddings, config.rope_theta, config.rope_scaling",
+     "config.max_position_embeddings, 1e4, config.rope_scaling"),
+    ("positions restart behind a cache",
+     "return self.freqs_cos[start : start + seq], self.freqs_sin[start : start + seq]",
+     "return self.freqs_cos[:seq], self.freqs_sin[:seq]"),
+    ("tables follow .half()", "self._place_tables(tables, self.freqs_cos.device)", "pass"),
+    ("tables of inference mode reach training", "@torch.inference_mode(False)", "@torch.no_grad()"),
+)  # fmt: skip
+
+YARN = part(
+    "rope.py",
+    "rope",
+    "03",
+    ("ramp reversed", '(1 - ramp + ramp / scaling["factor"])', '(ramp + (1 - ramp) / scaling["factor"])'),
+    ("low and high exchanged", "return low, high", "return high, low"),
+    ("floor and ceil exchanged", "max(math.floor(yarn_pair_index(beta_fast",
+     "max(math.ceil(yarn_pair_index(beta_fast"),
+    ("2 pi forgotten", "original_length / (turns * 2 * math.pi)", "original_length / turns"),
+    ("ramp not clamped", "max(high - low, 0.001)).clamp(0, 1)", "max(high - low, 0.001)).clamp(0)"),
+    ("clamped at half of the pairs", "original_length)), dim - 1)", "original_length)), dim // 2 - 1)"),
+    ("attention factor forgotten", 'attention_factor = scaling["attention_factor"]', "attention_factor = 1.0"),
+    ("attention factor squared", "return angles.cos() * attention_factor, angles.sin() * attention_factor",
+     "return angles.cos() * attention_factor**2, angles.sin() * attention_factor**2"),
+    ("attention factor on cos alone", "angles.sin() * attention_factor", "angles.sin()"),
+    ("attention factor from log2", "return 0.1 * math.log(factor) + 1", "return 0.1 * math.log2(factor) + 1"),
+    ("on at the original length already", 'if end > scaling["original_max_position_embeddings"]:',
+     'if end >= scaling["original_max_position_embeddings"]:'),
+)  # fmt: skip
+
+ATTENTION = part(
+    "attention.py",
+    "attention cache parity",
+    "00",
+    ("tile for repeat", "batch seq (kv_heads n_rep) head_dim", "batch seq (n_rep kv_heads) head_dim"),
+    ("causal mask forgets the cache", ".tril(diagonal=keys - queries)", ".tril()"),
+    ("causal mask off by one", ".tril(diagonal=keys - queries)", ".tril(diagonal=keys - queries + 1)"),
+    ("top-left causal mask with a cache", "attention_mask is None and queries == keys", "attention_mask is None"),
+    ("no mask for a later chunk", "one = attention_mask is None and queries == 1",
+     "one = attention_mask is None and queries < keys"),
+    ("softmax over the queries", "scores.softmax(dim=-1,", "scores.softmax(dim=-2,"),
+    ("softmax in half precision", "dtype=torch.promote_types(scores.dtype, torch.float32)", "dtype=scores.dtype"),
+    ("scaled by sqrt(hidden)", "math.sqrt(q.shape[-1])", "math.sqrt(q.shape[-1] * q.shape[-2])"),
+    ("QK-norm forgotten on k", "self.q_norm(q), self.k_norm(k)", "self.q_norm(q), k"),
+    ("QK-norm after the rotation",
+     """        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+""",
+     """        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+"""),
+    ("padding ignored, fast path", "allowed_keys(queries, keys, attention_mask, q.device)",
+     "allowed_keys(queries, keys, None, q.device)"),
+    ("padding ignored, explicit path", "allowed_keys(q.shape[1], k.shape[1], attention_mask, q.device)",
+     "allowed_keys(q.shape[1], k.shape[1], None, q.device)"),
+    ("a padded query sees nothing", "return allowed | (own & ~allowed.any(dim=-1, keepdim=True))", "return allowed"),
+    ("heads merged in the wrong order", "-> batch seq (heads head_dim)", "-> batch seq (head_dim heads)"),
+    ("dropout in evaluation", "dropout_p=self.attn_dropout.p if self.training else 0.0",
+     "dropout_p=self.attn_dropout.p"),
+)  # fmt: skip
+
+DEVICE = part(
+    "attention.py",
+    "device",
+    "",
+    ("mask made on the default device", "torch.ones(queries, keys, dtype=torch.bool, device=device)",
+     "torch.ones(queries, keys, dtype=torch.bool)"),
+)  # fmt: skip
+
+CACHE = part(
+    "cache.py",
+    "cache",
+    "",
+    ("two continuations share one place", "return self.used == start and end <=", "return end <="),
+    ("a copy for every token", "room=max(2 * end, self._capacity)", "room=end"),
+    ("written in place while gradients are on", "if torch.is_grad_enabled():  # autograd", "if False:  # autograd"),
+    ("past shows the new positions", "return stored[:, : self.length]", "return stored[:, : self._storage.used]"),
+)  # fmt: skip
+
+FEED_FORWARD = part(
+    "feed_forward.py",
+    "feed_forward",
+    "00",
+    ("gate and up exchanged", "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
+     "self.gate_proj(x) * self.act_fn(self.up_proj(x))"),
+    ("activation of the product", "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
+     "self.act_fn(self.gate_proj(x) * self.up_proj(x))"),
+    ("another activation under the name", '"silu": F.silu', '"silu": F.gelu'),
+)  # fmt: skip
+
+GATE = part(
+    "moe.py",
+    "moe",
+    "00",
+    ("top-k before softmax", "topk_weight, topk_idx = probs.topk(self.k, dim=-1)",
+     "topk_weight, topk_idx = logits.topk(self.k, dim=-1)\n        topk_weight = topk_weight.softmax(dim=-1)"),
+    ("k weights not renormalized", "topk_weight = topk_weight / topk_weight.sum(dim=-1, keepdim=True)", "pass"),
+    ("straight-through the wrong way round", "topk_weight.detach() if self.straight_through else topk_weight)",
+     "topk_weight if self.straight_through else topk_weight.detach())"),
+    ("aux with k left in", "/ (k * total.clamp(min=1))", "/ total.clamp(min=1)"),
+    ("f from the probabilities", "f = reduce(chosen * counts,", "f = reduce(k * probs * counts,"),
+    ("P from the choices", "p = reduce(probs * counts,", "p = reduce(chosen / k * counts,"),
+    ("aux without its coefficient", "self.aux_loss = self.coefficient * load_balancing_loss(",
+     "self.aux_loss = load_balancing_loss("),
+    ("aux over the batch for sequences", '"sequence" if config.seq_aux else "batch"', '"batch"'),
+    ("empty sequences count in the mean", "/ (total > 0).sum().clamp(min=1)", "/ total.numel()"),
+)  # fmt: skip
+
+DISPATCH = part(
+    "moe.py",
+    "moe",
+    "00",
+    ("dispatch overwrites", ".index_add(0, token, weighted)", ".index_copy(0, token, weighted)"),
+    ("weights misaligned after the sort", "rearrange(weight[order],", "rearrange(weight,"),
+    ("assignments mistaken for tokens", "token = order // self.k", "token = order % len(tokens)"),
+    ("idle experts without a gradient", "keep_idle = torch.is_grad_enabled() or not len(tokens)",
+     "keep_idle = not len(tokens)"),
+    ("shared experts replace the routed ones", "output = output + shared(x)", "output = shared(x)"),
+)  # fmt: skip
+
+BLOCK = part(
+    "model.py",
+    "parity model moe",
+    "00",
+    ("norm after", "x = x + attended\n        normed = self.post_attention_layernorm(x)",
+     "x = self.post_attention_layernorm(x + attended)\n        normed = x"),
+    ("input norm forgotten", "self.input_layernorm(x), position_embeddings", "x, position_embeddings"),
+    ("residual of attention forgotten", "x = x + attended", "x = attended"),
+    ("residual of the feed-forward forgotten", "return x + self.mlp_dropout(fed), past",
+     "return self.mlp_dropout(fed), past"),
+    ("final norm forgotten", "return self.norm(x), tuple(presents)", "return x, tuple(presents)"),
+    ("padding of the cached part to the router", "attention_mask[:, -x.shape[1] :]", "attention_mask[:, : x.shape[1]]"),
+    ("aux of the last layer alone", "aux_loss = aux_loss + layer.mlp.aux_loss", "aux_loss = layer.mlp.aux_loss"),
+)  # fmt: skip
+
+CAUSAL_LM = part(
+    "model.py",
+    "model loss config",
+    "00",
+    ("tie broken", "self.lm_head.weight = self.model.embed_tokens.weight",
+     "self.lm_head.weight = nn.Parameter(self.model.embed_tokens.weight.detach().clone())"),
+    ("tie lost when loading", "self.tie_weights()\n        return result", "return result"),
+    ("tie lost on the way from meta", "self.tie_weights()\n        for module in", "for module in"),
+    ("weights drawn from N(0, 1)", "module.weight.normal_(0, self.config.initializer_range)",
+     "module.weight.normal_()"),
+    ("the first logits for the last", "hidden[:, -logits_to_keep:]", "hidden[:, :logits_to_keep]"),
+    ("double shift", "shifted_cross_entropy(logits, labels)",
+     "shifted_cross_entropy(logits[:, :-1], labels[:, 1:])"),
+    ("aux added to the loss", "shifted_cross_entropy(logits, labels)",
+     "shifted_cross_entropy(logits, labels) + aux_loss"),
+    ("tied matrix counted twice", "total = sum(parameter.numel() for parameter in model.parameters())",
+     "total = sum(value.numel() for value in model.state_dict().values())"),
+    ("every expert counted as active", "(len(module.experts) - module.k) * one_expert", "0 * one_expert"),
+)  # fmt: skip
+
+CONFIG = part(
+    "config.py",
+    "config",
+    "00",
+    ("8/3 for pi", 'fill("intermediate_size", math.ceil(self.hidden_size * math.pi / 64) * 64)',
+     'fill("intermediate_size", math.ceil(self.hidden_size * 8 / 3 / 64) * 64)'),
+)  # fmt: skip
+
+LOSS = part(
+    "loss.py",
+    "loss",
+    "00",
+    ("no shift", "F.pad(labels[:, 1:].long(), (0, 1), value=ignore_index)", "labels.long()"),
+    ("ignored labels count as token 0",
+     'F.cross_entropy(flat, rearrange(targets, "batch seq -> (batch seq)"), ignore_index=ignore_index)',
+     'F.cross_entropy(flat, rearrange(targets.clamp(min=0), "batch seq -> (batch seq)"))'),
+    ("nothing to predict gives NaN", "if not counted.any():", "if False:"),
+    ("nothing to predict has no graph", "return logits[..., :0].sum(", "return torch.zeros(0).sum("),
+    ("half-precision logits", "flat = flat.to(torch.promote_types(flat.dtype, torch.float32))", "pass"),
+)  # fmt: skip
+
+GENERATION = part(
+    "generation.py",
+    "generation",
+    "",
+    ("top-p drops the crossing token", "dropped = before >= p", "dropped = before + probs > p"),
+    ("top-p in the order of the sort", "torch.zeros_like(dropped).scatter(-1, order, dropped)", "dropped"),
+    ("top-k keeps one more", "logits.topk(k, dim=-1)", "logits.topk(k + 1, dim=-1)"),
+    ("repetition raises negative logits", "torch.where(logits > 0, logits / penalty, logits * penalty)",
+     "logits / penalty"),
+    ("repetition counts padding", "penalize_repetition(logits, ids, repetition_penalty, mask)",
+     "penalize_repetition(logits, ids, repetition_penalty)"),
+    ("temperature ignored", "torch.float32)) / temperature", "torch.float32))"),
+    ("temperature after top-p", "keep_top_p(keep_top_k(logits, top_k), top_p)",
+     "(keep_top_p(keep_top_k(logits * temperature, top_k), top_p) / temperature)"),
+    ("a finished row writes on", "new = new.masked_fill(finished[:, None], stops[0])", "pass"),
+    ("new tokens masked", "torch.ones_like(mask[:, :1])", "torch.zeros_like(mask[:, :1])"),
+    ("sequences not grouped by prompt", "ids = input_ids.repeat_interleave(num_return_sequences, dim=0)",
+     "ids = input_ids.repeat(num_return_sequences, 1)"),
+    ("dropout while generating", "with evaluating(model), ExitStack()", "with ExitStack()"),
+    ("the prompt's length forgotten", "if prompt + max_new_tokens > longest:", "if max_new_tokens > longest:"),
+)  # fmt: skip
+
+MICROSCOPE = part(
+    "microscope.py",
+    "microscope",
+    "",
+    ("NaN is no difference", "if not largest <= rtol * scale:", "if largest > rtol * scale:"),
+    ("modes left changed", "stack.enter_context(evaluating(model))", "model.eval()"),
+)  # fmt: skip
+
+MUTANTS = [
+    *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + FEED_FORWARD + GATE + DISPATCH),
+    *(BLOCK + CAUSAL_LM + CONFIG + LOSS + GENERATION + MICROSCOPE),
+]
