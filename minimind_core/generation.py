@@ -70,7 +70,9 @@ def keep_top_p(logits: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def next_token_probs(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    """[batch, vocab] logits -> probabilities in float32: temperature, then top-k, then top-p. temperature > 0."""
+    """[batch, vocab] logits -> probabilities in float32: temperature (above 0), then top-k, then top-p."""
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}; it must be above 0: greedy decoding takes the argmax instead")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     return keep_top_p(keep_top_k(logits, top_k), top_p).softmax(dim=-1)
 
@@ -116,7 +118,7 @@ def generate(
     ):
         if not right:
             raise ValueError(f"{name} is {value}; it must be {rule}")
-    ids = input_ids.repeat_interleave(num_return_sequences, dim=0)
+    ids = input_ids.long().repeat_interleave(num_return_sequences, dim=0)
     mask = None
     if attention_mask is not None:
         mask = as_bool_mask(attention_mask).repeat_interleave(num_return_sequences, dim=0)

@@ -77,9 +77,14 @@ class Trace(list):
         )
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.HEADS)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        sides = ["left"] * 3 + ["right"] * 3
+
+        def line(cells, tag: str) -> str:
+            columns = zip(cells, sides, strict=True)
+            return "".join(f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in columns)
+
+        body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in self._cells())
+        return f"<table><thead><tr>{line(self.HEADS, 'th')}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def trace(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Trace:

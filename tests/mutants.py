@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from mutants_list import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("minimind_core", "tests", "notebooks", "figures", "pyproject.toml")
-LIMIT = 30 * 60  # seconds for everything
 RUN_LIMIT = 180  # seconds for one run of pytest: a fault may also make the core hang, which counts as noticed
 WORKERS = 2
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider")
 NBVAL = ("--nbval", "--nbval-current-env", "--nbval-cell-timeout=60")
+ENVIRONMENT = {"MINIMIND_DEVICE": "cpu", "MINIMIND_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -60,28 +60,58 @@ def copy_of_the_repository(folder: Path) -> Path:
 
 
 def fails(copy: Path, *arguments: str) -> bool:
-    """Run pytest in the copy. True if something failed or did not end, False if all passed."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(copy),  # before the installed package, for the notebooks' kernels too
-        "PYTHONDONTWRITEBYTECODE": "1",  # two faults within one second would share a cached module
-        "MINIMIND_DEVICE": "cpu",
-        "MINIMIND_PROGRESS": "off",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [*PYTEST, *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=copy, env=environment, start_new_session=True, **pipes) as run:
-        try:
-            output, _ = run.communicate(timeout=RUN_LIMIT)
-        except subprocess.TimeoutExpired:
-            return True
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)  # pytest and the kernel that it started
-    if run.returncode not in (0, 1, 2):  # 2: the fault broke an import
-        raise RuntimeError(f"pytest could not run {' '.join(arguments)} (code {run.returncode}):\n{output[-3000:]}")
-    return run.returncode != 0
+    """Run pytest in the copy. True if something failed or did not end, False if all passed.
+
+    It runs in a fork of this process, which has imported torch and transformers but nothing of ours.
+    """
+    pid, deadline = os.fork(), time.monotonic() + RUN_LIMIT
+    if pid == 0:
+        _become_pytest(copy, arguments)
+    ended = 0
+    try:
+        while not ended and time.monotonic() < deadline:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.02)
+    finally:
+        if not ended:
+            os.killpg(pid, signal.SIGKILL)  # pytest and the kernel that it started
+            os.waitpid(pid, 0)
+    if not ended:
+        return True
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1, 2):  # 2: the fault broke an import
+        log = (copy / "log.txt").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(f"pytest could not run {' '.join(arguments)} (code {code}):\n{log[-3000:]}")
+    return code != 0
+
+
+def _become_pytest(copy: Path, arguments: tuple[str, ...]):
+    """The fork's whole life: pytest in the copy, its output in log.txt. Never returns."""
+    code = 3
+    try:
+        os.setsid()
+        log = os.open(copy / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(copy)
+        os.environ.update(ENVIRONMENT, PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1")  # for the notebooks' kernels
+        sys.path[:0] = [str(copy)]  # before the installed package
+        sys.path.remove(str(ROOT / "tests"))
+        sys.dont_write_bytecode = True  # two faults within one second would share a cached module
+        import pytest
+
+        code = int(pytest.main([*PYTEST, *arguments]))
+        import minimind_core
+
+        if NBVAL[0] not in arguments and Path(minimind_core.__file__).parents[1] != copy:
+            print(f"{minimind_core.__file__} was tested, not the copy")
+            code = 3
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def test_files(names: tuple[str, ...]) -> list[str]:
@@ -113,46 +143,56 @@ def plant(mutant: Mutant, copy: Path) -> Verdict:
 
 def check_without_a_fault(mutants: list[Mutant], copy: Path):
     """What fails anyway can notice nothing."""
-    tests = sorted({name for mutant in mutants for name in mutant.tests})
+    tests = test_files(tuple(sorted({name for mutant in mutants for name in mutant.tests})))
     notebooks = sorted({file for mutant in mutants for file in notebook_files(mutant.notebooks, copy)})
-    where = [sys.executable, "-c", "import minimind_core; print(minimind_core.__file__)"]
-    found = subprocess.run(where, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True)
-    if Path(found.stdout.strip()).resolve().parents[1] != copy.resolve():
-        raise SystemExit(f"the copy is not what is imported, but {found.stdout.strip() or found.stderr}")
-    for arguments in [test_files(tuple(tests))] + [[*NBVAL, file] for file in notebooks]:
+    for arguments in [tests] + [[*NBVAL, file] for file in notebooks]:
         if fails(copy, *arguments):
-            raise SystemExit(f"these fail without any fault, mend them first: pytest {' '.join(arguments)}")
+            log = (copy / "log.txt").read_text(encoding="utf-8", errors="replace")
+            raise SystemExit(
+                f"{log[-3000:]}\nthis fails without any fault: pytest {' '.join(arguments)}; mend it first"
+            )
+
+
+def work(mutant: Mutant, folder: Path, give_up: float) -> Verdict:
+    """One fault, in this worker's own copy."""
+    if time.monotonic() > give_up:
+        return Verdict()
+    copy = folder / str(os.getpid())
+    if not copy.exists():
+        shutil.copytree(folder / "plain", copy)
+    return plant(mutant, copy)
 
 
 def main() -> int:
     """Run the faults and print one line each; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="faults to run; all unless given")
-    names = parser.parse_args().names
+    parser.add_argument("--minutes", type=float, default=30, help="time for everything; 30 unless given")
+    chosen = parser.parse_args()
+    names = chosen.names
     if unknown := set(names) - {mutant.name for mutant in MUTANTS}:
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}")
+    if not hasattr(os, "fork"):
+        parser.error("planting faults needs fork: use Linux or macOS")
     mutants = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    start, copies = time.monotonic(), queue.SimpleQueue()
+    start = time.monotonic()
+    os.environ.update(ENVIRONMENT)  # one thread each, before torch is there
+    import nbval.plugin  # noqa: F401
+    import torch  # noqa: F401
+    from transformers import Qwen3ForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
 
-    def run(mutant: Mutant) -> Verdict:
-        if time.monotonic() - start > LIMIT:
-            return Verdict()
-        copy = copies.get()
-        try:
-            return plant(mutant, copy)
-        finally:
-            copies.put(copy)
-
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(WORKERS) as workers:
-        for number in range(WORKERS):
-            (copy := Path(folder, str(number))).mkdir()
-            copies.put(copy_of_the_repository(copy))
-        check_without_a_fault(mutants, copy)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder, verdicts = Path(name).resolve(), []
+        check_without_a_fault(mutants, copy_of_the_repository(folder / "plain"))
         print(f"without a fault everything passes; {len(mutants)} faults follow", flush=True)
-        verdicts = []
-        for mutant, verdict in zip(mutants, workers.map(run, mutants), strict=True):
-            verdicts.append(verdict)
-            print(f"{mutant.file:<17} {mutant.name:<42} {verdict!s:<20} {verdict.seconds:5.1f} s", flush=True)
+        with ProcessPoolExecutor(WORKERS, mp_context=get_context("fork")) as workers:
+            futures = [workers.submit(work, mutant, folder, start + 60 * chosen.minutes) for mutant in mutants]
+            try:
+                for mutant, future in zip(mutants, futures, strict=True):
+                    verdicts.append(verdict := future.result())
+                    print(f"{mutant.file:<17} {mutant.name:<42} {verdict!s:<20} {verdict.seconds:5.1f} s", flush=True)
+            finally:
+                workers.shutdown(wait=False, cancel_futures=True)
     return report(mutants, verdicts, time.monotonic() - start)
 
 
@@ -166,7 +206,7 @@ def report(mutants: list[Mutant], verdicts: list[Verdict], seconds: float) -> in
     print(f"{seconds / 60:.1f} minutes")
     for mutant, verdict in zip(mutants, verdicts, strict=True):
         if verdict.tests is None:
-            print(f"not run within {LIMIT // 60} minutes: {mutant.name}")
+            print(f"not run, the time was over: {mutant.name}")
         elif not verdict.tests:
             print(f"missed by the tests: {mutant.name} ({mutant.file})")
     return 0 if all(verdict.tests for verdict in verdicts) else 1

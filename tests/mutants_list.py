@@ -102,7 +102,6 @@ ATTENTION = part(
     ("no mask for a later chunk", "one = attention_mask is None and queries == 1",
      "one = attention_mask is None and queries < keys"),
     ("softmax over the queries", "scores.softmax(dim=-1,", "scores.softmax(dim=-2,"),
-    ("softmax in half precision", "dtype=torch.promote_types(scores.dtype, torch.float32)", "dtype=scores.dtype"),
     ("scaled by sqrt(hidden)", "math.sqrt(q.shape[-1])", "math.sqrt(q.shape[-1] * q.shape[-2])"),
     ("QK-norm forgotten on k", "self.q_norm(q), self.k_norm(k)", "self.q_norm(q), k"),
     ("QK-norm after the rotation",
@@ -156,7 +155,7 @@ FEED_FORWARD = part(
 GATE = part(
     "moe.py",
     "moe",
-    "00",
+    "",
     ("top-k before softmax", "topk_weight, topk_idx = probs.topk(self.k, dim=-1)",
      "topk_weight, topk_idx = logits.topk(self.k, dim=-1)\n        topk_weight = topk_weight.softmax(dim=-1)"),
     ("k weights not renormalized", "topk_weight = topk_weight / topk_weight.sum(dim=-1, keepdim=True)", "pass"),
@@ -174,7 +173,7 @@ GATE = part(
 DISPATCH = part(
     "moe.py",
     "moe",
-    "00",
+    "",
     ("dispatch overwrites", ".index_add(0, token, weighted)", ".index_copy(0, token, weighted)"),
     ("weights misaligned after the sort", "rearrange(weight[order],", "rearrange(weight,"),
     ("assignments mistaken for tokens", "token = order // self.k", "token = order % len(tokens)"),
@@ -255,8 +254,8 @@ GENERATION = part(
      "(keep_top_p(keep_top_k(logits * temperature, top_k), top_p) / temperature)"),
     ("a finished row writes on", "new = new.masked_fill(finished[:, None], stops[0])", "pass"),
     ("new tokens masked", "torch.ones_like(mask[:, :1])", "torch.zeros_like(mask[:, :1])"),
-    ("sequences not grouped by prompt", "ids = input_ids.repeat_interleave(num_return_sequences, dim=0)",
-     "ids = input_ids.repeat(num_return_sequences, 1)"),
+    ("sequences not grouped by prompt", "ids = input_ids.long().repeat_interleave(num_return_sequences, dim=0)",
+     "ids = input_ids.long().repeat(num_return_sequences, 1)"),
     ("dropout while generating", "with evaluating(model), ExitStack()", "with ExitStack()"),
     ("the prompt's length forgotten", "if prompt + max_new_tokens > longest:", "if max_new_tokens > longest:"),
 )  # fmt: skip

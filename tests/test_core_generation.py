@@ -78,8 +78,9 @@ def test_next_token_probs_equal_transformers(temperature, k, p):
     steps += [TopPLogitsWarper(p)] if p < 1 else []
     wanted = LogitsProcessorList(steps)(None, LOGITS.clone()).softmax(-1)
     assert torch.allclose(next_token_probs(LOGITS, temperature, k, p), wanted, atol=1e-7)
-    half = next_token_probs(LOGITS.half(), temperature, k, p)
-    assert half.dtype == torch.float32
+    assert next_token_probs(LOGITS.half(), temperature, k, p).dtype == torch.float32
+    with pytest.raises(ValueError, match="temperature is 0"):
+        next_token_probs(LOGITS, 0, k, p)
 
 
 # ---------------------------------------------------------------- generate

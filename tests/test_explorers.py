@@ -12,12 +12,16 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 from PIL import Image
 
 from minimind_core import explorers
 from minimind_core.explorers import style
+from minimind_core.explorers.canvas import Canvas
 from minimind_core.explorers.shell import (
     Choice,
     Explorer,
@@ -356,6 +360,36 @@ def test_twenty_five_changes_leave_one_picture():
         explorer.set(x=x)
     data, _ = explorer._repr_mimebundle_()
     assert [key for key in data if key.startswith("image/")] == ["image/png"]
+
+
+# --- the canvas
+
+
+@pytest.mark.parametrize("where", [(200, 100), (-20, 100), (395, 100), (200, 195), (200, 5), (900, 900)])
+def test_stamped_text_is_the_same_text(where):
+    """At whole pixels a stamp gives what Agg draws: at the edges, turned, colored, half clear, as mathtext."""
+    pictures = []
+    for kind in (Canvas, FigureCanvasAgg):
+        with style.applied():
+            figure = Figure(figsize=(4, 2), dpi=100)
+            canvas = kind(figure)
+            canvas.draw()
+        renderer, gc = canvas.get_renderer(), canvas.get_renderer().new_gc()
+        gc.set_foreground("#0072B2")
+        gc.set_alpha(0.7)
+        font = FontProperties(size=13)
+        for _ in range(2):  # the second time it is copied
+            renderer.draw_text(gc, *where, "rms after", font, 30)
+            renderer.draw_text(gc, *where, r"$10^{-5}$", font, 0, ismath=True)
+        pictures.append(np.asarray(canvas.buffer_rgba()).astype(int))
+    assert (pictures[0][..., 3] == 255).all()
+    assert abs(pictures[0] - pictures[1]).max() <= 6  # of 255
+    assert (pictures[1] != 255).any() == (where != (900, 900))
+
+
+def test_png_holds_the_pixels():
+    explorer = small()
+    np.testing.assert_array_equal(pixels(explorer.png), np.asarray(explorer.canvas.buffer_rgba())[..., :3])
 
 
 # --- the style

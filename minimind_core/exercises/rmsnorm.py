@@ -205,6 +205,14 @@ def mean_absolute(x, weight, eps):
     return (weight * wide(x) / (wide(x).abs().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+@rms.mutant(
+    "the mean is squared, where the mean of the squares is wanted",
+    "plus and minus cancel in a mean: a vector around 0 would be divided by almost nothing. Square first.",
+)
+def square_of_mean(x, weight, eps):
+    return (weight * wide(x) * torch.rsqrt(wide(x).mean(-1, keepdim=True).square() + eps)).to(x.dtype)
+
+
 # 2. qk_norm ----------------------------------------------------------------------------------------------------------
 
 

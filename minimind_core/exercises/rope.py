@@ -100,6 +100,15 @@ def flipped(x):
 
 
 @quarter.mutant(
+    "the tensor is cut along its first axis: dim=-1 is missing",
+    "without dim, chunk and cat take axis 0. Here that is the batch; the pairs lie in head_dim, the last axis.",
+)
+def cut_first_axis(x):
+    x1, x2 = x.chunk(2) if x.ndim > 1 else halves(x)
+    return torch.cat([-x2, x1])
+
+
+@quarter.mutant(
     "the tensor is cut along another axis, not along head_dim",
     "one half of the heads or positions would be turned into the other. Say dim=-1.",
 )
@@ -190,7 +199,8 @@ def swapped_tables(head_dim, end, rope_base):
     "the frequencies then grow to the base itself, a million radians per position. They must fall from 1.",
 )
 def growing_frequencies(head_dim, end, rope_base):
-    return tables(torch.outer(positions(end), 1 / rope_frequencies(head_dim, rope_base)))
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return tables(torch.outer(positions(end), rope_base**exponents))
 
 
 @precompute.mutant(
@@ -199,6 +209,15 @@ def growing_frequencies(head_dim, end, rope_base):
 )
 def two_forgotten(head_dim, end, rope_base):
     exponents = torch.arange(head_dim // 2, dtype=torch.float32) / head_dim
+    return tables(torch.outer(positions(end), rope_base**-exponents))
+
+
+@precompute.mutant(
+    "the exponent is -4i / head_dim, where -2i / head_dim belongs",
+    "the 2i are divided by head_dim, not by its half: the slowest pair is then slower by the base once more.",
+)
+def divided_by_pairs(head_dim, end, rope_base):
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / (head_dim // 2)
     return tables(torch.outer(positions(end), rope_base**-exponents))
 
 
@@ -236,6 +255,14 @@ def linear_frequencies(head_dim, end, rope_base):
 )
 def fixed_base(head_dim, end, rope_base):
     return precompute_reference(head_dim, end, 1e4)
+
+
+@precompute.mutant(
+    "the base is a million in the code, and not the argument",
+    "that is MiniMind's base. The argument may be another: 10,000 in the paper, 100 in the smallest case here.",
+)
+def fixed_million(head_dim, end, rope_base):
+    return precompute_reference(head_dim, end, 1e6)
 
 
 @precompute.mutant(
@@ -339,6 +366,15 @@ def only_k(q, k, cos, sin):
 )
 def opposite_turns(q, k, cos, sin):
     return turn(q, cos, sin), turn(k, cos, -sin)
+
+
+@rotary.mutant(
+    "the sine part of k was made from q",
+    "each vector is turned by itself: rotate_half(k) belongs into the line of k.",
+)
+def q_in_the_line_of_k(q, k, cos, sin):
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return (q * cos + rotate_half(q) * sin).to(q.dtype), (k * cos + rotate_half(q) * sin).to(k.dtype)
 
 
 @rotary.mutant("cos and sin are swapped", "at position 0 (cos 1, sin 0) nothing may change.")

@@ -174,7 +174,7 @@ def count_layer_reference(config: MiniMindConfig) -> int:
     return attention + 3 * hidden * inner + norms
 
 
-TINY = dict(hidden_size=6, num_attention_heads=4, num_key_value_heads=2, head_dim=2, intermediate_size=10)
+TINY = dict(hidden_size=14, num_attention_heads=4, num_key_value_heads=2, head_dim=2, intermediate_size=10)
 count = Exercise(
     name="00_start_here.count_layer",
     title="Count the parameters of one block from its config",
@@ -200,6 +200,27 @@ def wide_key(config):
 )
 def keys_as_wide_as_queries(config):
     return count_layer_reference(config) + 2 * config.hidden_size * wide_key(config)
+
+
+@count.mutant(
+    "q, k, v and o are counted as four matrices of hidden * hidden",
+    "k_proj and v_proj make num_key_value_heads heads only, so they are half as wide in MiniMind-3.",
+    "it is right for plain multi-head attention with head_dim = hidden / heads.",
+)
+def four_squares(config):
+    query = config.num_attention_heads * config.head_dim
+    more = 2 * (config.hidden_size - query) + 2 * (config.hidden_size - query + wide_key(config))
+    return count_layer_reference(config) + config.hidden_size * more
+
+
+@count.mutant(
+    "q_proj and o_proj are counted as hidden * hidden",
+    "their other side is num_attention_heads * head_dim: 768 too in MiniMind-3, but head_dim may be given freely.",
+    "with head_dim = hidden / heads it gives the same number.",
+)
+def query_as_wide_as_hidden(config):
+    query = config.num_attention_heads * config.head_dim
+    return count_layer_reference(config) + 2 * config.hidden_size * (config.hidden_size - query)
 
 
 @count.mutant(

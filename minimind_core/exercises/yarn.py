@@ -12,13 +12,13 @@ from .framework import Exercise, case
 
 
 def pair_index_reference(turns, head_dim, rope_base, original_length):
-    """The (fractional) pair that turns `turns` times within the original window: d(b)."""
+    """The (fractional) pair that turns `turns` times within the original window: i(beta)."""
     return yarn_pair_index(turns, head_dim, rope_base, original_length)
 
 
 index = Exercise(
     name="03_yarn.pair_index",
-    title="Which pair turns b times within the original window",
+    title="Which pair turns beta times within the trained window",
     signature="pair_index(turns, head_dim, rope_base, original_length)",
     reference=pair_index_reference,
     cases=[
@@ -60,7 +60,7 @@ def turns_ignored(turns, head_dim, rope_base, original_length):
 
 
 @index.mutant(
-    "the sign is wrong: the logarithm is of 2 pi b / length",
+    "the sign is wrong: the logarithm is of 2 pi beta / length",
     "the result is negative. Long wavelengths belong to large pair numbers.",
 )
 def inverted(turns, head_dim, rope_base, original_length):
@@ -88,6 +88,51 @@ def mixed_logarithms(turns, head_dim, rope_base, original_length):
     return pair_index_reference(turns, head_dim, rope_base, original_length) / math.log(10)
 
 
+@index.mutant(
+    "brackets are missing around 2 pi turns",
+    "a / 2 * pi is (a / 2) * pi: Python goes from left to right. Write length / (2 * math.pi * turns).",
+)
+def no_brackets_below(turns, head_dim, rope_base, original_length):
+    return head_dim * math.log(original_length / 2 * math.pi * turns) / (2 * math.log(rope_base))
+
+
+@index.mutant(
+    "brackets are missing around 2 pi, and only the 2 divides",
+    "a / 2 * pi is (a / 2) * pi: Python goes from left to right. Write length / (2 * math.pi * turns).",
+)
+def pi_multiplied(turns, head_dim, rope_base, original_length):
+    return head_dim * math.log(original_length / 2 * math.pi / turns) / (2 * math.log(rope_base))
+
+
+@index.mutant(
+    "brackets are missing around 2 ln(base)",
+    "a / 2 * b is (a / 2) * b: Python goes from left to right. Write a / (2 * b).",
+)
+def base_multiplied(turns, head_dim, rope_base, original_length):
+    return pair_index_reference(turns, head_dim, rope_base, original_length) * math.log(rope_base) ** 2
+
+
+@index.mutant("the result is rounded up to a whole pair", "i(beta) lies between two pairs; rounding comes later.")
+def rounded_up(turns, head_dim, rope_base, original_length):
+    return math.ceil(pair_index_reference(turns, head_dim, rope_base, original_length))
+
+
+@index.mutant(
+    "the base is a million, and not the argument rope_base",
+    "`base` is a name from further up in the notebook. A function works with its own arguments.",
+)
+def notebooks_base(turns, head_dim, rope_base, original_length):
+    return pair_index_reference(turns, head_dim, 1e6, original_length)
+
+
+@index.mutant(
+    "the window is 2048, and not the argument original_length",
+    "`length` is a name from further up in the notebook. A function works with its own arguments.",
+)
+def notebooks_length(turns, head_dim, rope_base, original_length):
+    return pair_index_reference(turns, head_dim, rope_base, 2048)
+
+
 @index.mutant("the base is 10000 in the code, and not the argument", "MiniMind-3 uses a million.")
 def index_fixed_base(turns, head_dim, rope_base, original_length):
     return pair_index_reference(turns, head_dim, 1e4, original_length)
@@ -95,7 +140,7 @@ def index_fixed_base(turns, head_dim, rope_base, original_length):
 
 @index.mutant(
     "the result is rounded",
-    "rounding comes later, downwards for low and upwards for high: d(b) itself is not a whole number.",
+    "rounding comes later, downwards for low and upwards for high: i(beta) itself lies between two pairs.",
 )
 def rounded(turns, head_dim, rope_base, original_length):
     return round(pair_index_reference(turns, head_dim, rope_base, original_length))
@@ -189,6 +234,35 @@ def ramp_from_one(low, high, pairs):
     return ((pair_numbers(pairs) + 1 - low) / max(high - low, 0.001)).clamp(0, 1)
 
 
+@ramp.mutant(
+    "brackets are missing around i - low: only low is divided",
+    "a - b / c is a - (b / c). Subtract first: the line is 0 at low.",
+)
+def only_low_divided(low, high, pairs):
+    return (pair_numbers(pairs) - low / max(high - low, 0.001)).clamp(0, 1)
+
+
+@ramp.mutant(
+    "it is clamped before it is divided",
+    "the line is then cut at one pair after low. Divide by high - low first, then clamp.",
+)
+def clamped_early(low, high, pairs):
+    return (pair_numbers(pairs) - low).clamp(0, 1) / max(high - low, 0.001)
+
+
+@ramp.mutant(
+    "0.001 is added to high - low, always",
+    "all values between are a little too small. It is a lower limit, max(high - low, 0.001), for low = high only.",
+)
+def guard_added(low, high, pairs):
+    return ((pair_numbers(pairs) - low) / (high - low + 0.001)).clamp(0, 1)
+
+
+@ramp.mutant("it rises from the first pair to the last", "it must be 0 up to low, and 1 from high on.")
+def over_all_pairs(low, high, pairs):
+    return torch.linspace(0, 1, pairs)
+
+
 @ramp.mutant("low and high are swapped", "high - low is then negative, and the guard makes it a cliff at high.")
 def swapped_ends(low, high, pairs):
     return ((pair_numbers(pairs) - high) / max(low - high, 0.001)).clamp(0, 1)
@@ -212,9 +286,16 @@ def blend(frequencies, ramp, factor):
 
 
 def ends(frequencies, rope_base, original_length, beta_fast, beta_slow) -> tuple[float, float]:
-    """d(beta_fast) and d(beta_slow), before rounding and clamping."""
+    """i(beta_fast) and i(beta_slow), before rounding and clamping."""
     head_dim = 2 * frequencies.shape[0]
     return tuple(yarn_pair_index(beta, head_dim, rope_base, original_length) for beta in (beta_fast, beta_slow))
+
+
+def notebook_ramp(frequencies, rope_base, original_length, beta_fast, beta_slow) -> torch.Tensor:
+    """Steps 3 and 4 of the notebook, done right: [pairs]."""
+    low, high = ends(frequencies, rope_base, original_length, beta_fast, beta_slow)
+    pairs = frequencies.shape[0]
+    return ramp_reference(max(math.floor(low), 0), min(math.ceil(high), 2 * pairs - 1), pairs)
 
 
 yarn = Exercise(
@@ -320,7 +401,7 @@ def rounded_to_nearest(frequencies, rope_base, factor, original_length, beta_fas
 
 @yarn.mutant(
     "high was rounded down, as int() and floor do",
-    "the ramp must end on the pair after d(beta_slow), not before it: high is rounded up (ceil).",
+    "the ramp must end on the pair after i(beta_slow), not before it: high is rounded up (ceil).",
 )
 def both_rounded_down(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
     low, high = ends(frequencies, rope_base, original_length, beta_fast, beta_slow)
@@ -338,8 +419,98 @@ def range_not_clamped(frequencies, rope_base, factor, original_length, beta_fast
 
 
 @yarn.mutant(
+    "low is not clamped at 0",
+    "for short windows low is negative, and the ramp has begun before the first pair. max(low, 0) stops that.",
+)
+def low_not_clamped(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    low, high = ends(frequencies, rope_base, original_length, beta_fast, beta_slow)
+    pairs = frequencies.shape[0]
+    return blend(frequencies, ramp_reference(math.floor(low), min(math.ceil(high), 2 * pairs - 1), pairs), factor)
+
+
+@yarn.mutant(
+    "high is not clamped at head_dim - 1", "step 3 asks for min(high, head_dim - 1); very long windows show it."
+)
+def high_not_clamped(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    low, high = ends(frequencies, rope_base, original_length, beta_fast, beta_slow)
+    return blend(frequencies, ramp_reference(max(math.floor(low), 0), math.ceil(high), frequencies.shape[0]), factor)
+
+
+@yarn.mutant(
+    "head_dim was taken as the number of pairs",
+    "each pair holds two numbers: head_dim = 2 * frequencies.shape[0].",
+)
+def head_dim_is_pairs(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    pairs = frequencies.shape[0]
+    low, high = (yarn_pair_index(beta, pairs, rope_base, original_length) for beta in (beta_fast, beta_slow))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), pairs - 1)
+    return blend(frequencies, ramp_reference(low, high, pairs), factor)
+
+
+@yarn.mutant(
+    "the result is new / old, the share of each frequency, and not the frequency itself",
+    "multiply 1 - ramp + ramp / factor by the old frequencies.",
+)
+def share_only(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    return frequencies_reference(frequencies, rope_base, factor, original_length, beta_fast, beta_slow) / frequencies
+
+
+@yarn.mutant(
+    "ramp / factor is added without its frequency",
+    "both parts belong to the pair: frequencies * (1 - ramp + ramp / factor), with brackets.",
+)
+def second_part_bare(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    ramp_ = notebook_ramp(frequencies, rope_base, original_length, beta_fast, beta_slow)
+    return frequencies * (1 - ramp_) + ramp_ / factor
+
+
+@yarn.mutant(
+    "the 1 - ramp belongs to the old frequency, but stands here without it",
+    "both parts belong to the pair: frequencies * (1 - ramp + ramp / factor), with brackets.",
+)
+def first_part_bare(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    ramp_ = notebook_ramp(frequencies, rope_base, original_length, beta_fast, beta_slow)
+    return 1 - ramp_ + ramp_ / factor * frequencies
+
+
+@yarn.mutant(
+    "the result is frequency * (1 - ramp / factor)",
+    "two parts are added: 1 - ramp of the old frequency, and ramp of the old frequency / factor.",
+)
+def one_minus_part(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    return frequencies * (1 - notebook_ramp(frequencies, rope_base, original_length, beta_fast, beta_slow) / factor)
+
+
+@yarn.mutant(
+    "the factor is 16, and not the argument factor",
+    "16 is MiniMind's. A function works with its own arguments.",
+)
+def factor_16(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    return frequencies_reference(frequencies, rope_base, 16, original_length, beta_fast, beta_slow)
+
+
+@yarn.mutant(
+    "the frequencies are multiplied by the attention factor",
+    "it multiplies the cosines and sines (exercise 4). A frequency times 1.28 is a faster turn.",
+)
+def attention_in_frequencies(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    new = frequencies_reference(frequencies, rope_base, factor, original_length, beta_fast, beta_slow)
+    return yarn_attention_factor(factor) * new
+
+
+@yarn.mutant(
+    "the ramp runs over turns, not over pair numbers",
+    "step 4 counts pairs: (i - low) / (high - low).",
+    "this is the paper's equation 18, and Llama-3's way.",
+)
+def ramp_over_turns(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
+    turns = original_length * frequencies / (2 * math.pi)
+    return blend(frequencies, ((beta_fast - turns) / (beta_fast - beta_slow)).clamp(0, 1), factor)
+
+
+@yarn.mutant(
     "high is clamped at the last pair, not at head_dim - 1",
-    "it differs for long windows only: the last pair is then stretched fully, though it turns almost once.",
+    "it differs for long windows only: the last pair is then stretched in full, though it turns more than once.",
     "MiniMind does this. The paper's code and Hugging Face clamp at head_dim - 1.",
 )
 def clamped_at_last_pair(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
@@ -361,7 +532,7 @@ def betas_swapped(frequencies, rope_base, factor, original_length, beta_fast, be
 
 
 @yarn.mutant(
-    "2 pi is missing in d(b)",
+    "2 pi is missing in i(beta)",
     "a pair with frequency f needs 2 pi / f positions for one turn.",
 )
 def yarn_no_two_pi(frequencies, rope_base, factor, original_length, beta_fast, beta_slow):
@@ -456,6 +627,26 @@ def tenth_missing(factor):
 )
 def below_one(factor):
     return 0.1 * math.log(factor) + 1
+
+
+@attention.mutant("the result is rounded", "1.2773 is rounded for reading only. Return the number as it comes out.")
+def factor_rounded(factor):
+    return round(attention_factor_reference(factor), 4)
+
+
+@attention.mutant("the 1 stands inside the logarithm", "0.1 ln(s) + 1: first the logarithm of s, then the 1.")
+def one_inside(factor):
+    return 0.1 * math.log(factor + 1)
+
+
+@attention.mutant("it is 1.2773 for every factor", "that is the value for factor 16. Work it out from the argument.")
+def fixed_factor(factor):
+    return 1.2773
+
+
+@attention.mutant("without stretching it is 0", "cos and sin would become 0 and every position look alike: return 1.")
+def zero_without_stretching(factor):
+    return 0.1 * math.log(factor) + 1 if factor > 1 else 0.0
 
 
 @attention.mutant("the root of the factor is taken", "the fit in the paper is logarithmic: it grows very slowly.")

@@ -71,6 +71,7 @@ RC = {
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
+    "axes.titley": 1.0,  # a fixed height: matplotlib need not search for a free one at each drawing
     "axes.labelsize": 11,
     "xtick.labelsize": 11,
     "ytick.labelsize": 11,

@@ -129,7 +129,8 @@ def compute(
         scaling = {"factor": factor, "original_max_position_embeddings": original_length}
         methods["YaRN"] = yarn_frequencies(before, base, scaling | {"beta_fast": beta_fast, "beta_slow": beta_slow})
         kept, stretched = (ramp == 0).sum().item(), (ramp == 1).sum().item()
-        said = f"low {low}, high {high}: {kept} pairs kept, {pairs - kept - stretched} blended, {stretched} stretched. "
+        blended = pairs - kept - stretched
+        said = f"low {low}, high {high}: of {pairs} pairs {kept} kept, {blended} blended, {stretched} stretched. "
     if beta_fast > beta_slow:
         ramp_llama3 = llama3_ramp(before, original_length, beta_slow, beta_fast)
         methods["Llama-3"] = llama3_frequencies(before, factor, original_length, beta_slow, beta_fast)
