@@ -308,7 +308,9 @@ def cells_are_short(notebook: Notebook) -> Iterator[str]:
 
 def prose_is_measured(notebook: Notebook) -> Iterator[str]:
     text = "\n".join(cell.source for cell in notebook.markdown)
-    text = re.sub(r"<details>.*?</details>|```.*?```|\$\$.*?\$\$|^\s*\|.*$", " ", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"<details>.*?</details>|```.*?```|\$\$.*?\$\$|^[ \t]*\|[^\n]*$", " ", text, flags=re.DOTALL | re.MULTILINE
+    )
     words = len(re.findall(r"\b[^\W\d_][\w'-]*", text))
     if not WORDS[0] <= words <= WORDS[1]:
         yield f"{words} words of prose; between {WORDS[0]} and {WORDS[1]}"

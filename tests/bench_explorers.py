@@ -117,7 +117,7 @@ def browser_part(page, root, key: str, control) -> dict:
         "took": seen["took"][WARM_UP:],
         "blank": seen["blank"] + burst["blank"],
         "jumps": len(set(seen["heights"] + burst["heights"])) - 1,
-        "tail": burst["tail"],
+        "tail": max(burst["tail"], 0.0),
     }
 
 

@@ -240,6 +240,11 @@ FAULTS: list[tuple[str, str, Callable[[Notebook], None]]] = [
     ("cells_are_short", "a long cell", _replace("print(1)", "print(1)\n" * (audit.CELL_LINES + 1))),
     ("prose_is_measured", "too little", _replace("A word of prose. ", "")),
     ("prose_is_measured", "too much", _replace("A word of prose. ", "A word of prose. " * 8)),
+    (
+        "prose_is_measured",
+        "much below a table",
+        _replace("A word of prose. ", "\n\n| a |\n\n" + "A word of prose. " * 8),
+    ),
     ("title_cell", "another number", _replace("# 01 Averages", "# 02 Averages")),
     ("title_cell", "no purpose", _replace("This notebook shows what an average hides.\n\n", "")),
     ("title_cell", "two aims", _replace("- draw one\n", "")),

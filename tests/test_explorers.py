@@ -219,6 +219,8 @@ def test_figures_show_the_numbers_of_today():
             np.testing.assert_allclose(drawn[key], values, rtol=1e-3, atol=1e-5, err_msg=f"{name}: {key}")
         names.add(name)
     assert {path.name for path in (ROOT / "figures").glob("explorer_*.png")} == names
+    with Image.open(ROOT / "figures" / "map.png") as picture:
+        assert picture.info["Description"] == build.model_map.ALT, "map.png is out of date: run `make figures`"
 
 
 # --- the shell
