@@ -9,6 +9,7 @@ from torch import nn
 
 from .cache import LayerCache
 from .config import MiniMindConfig
+from .linear import Linear
 from .normalization import RMSNorm
 from .rope import apply_rotary_pos_emb
 
@@ -93,10 +94,10 @@ class Attention(nn.Module):
         super().__init__()
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.head_dim, self.n_rep = head_dim, heads // kv_heads
-        self.q_proj = nn.Linear(config.hidden_size, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, heads * head_dim)
+        self.k_proj = Linear(config.hidden_size, kv_heads * head_dim)
+        self.v_proj = Linear(config.hidden_size, kv_heads * head_dim)
+        self.o_proj = Linear(heads * head_dim, config.hidden_size)
         self.qk_norm, self.flash_attn = config.qk_norm, config.flash_attn
         if config.qk_norm:
             self.q_norm = norm(head_dim, eps=config.rms_norm_eps)
@@ -143,17 +144,14 @@ class Attention(nn.Module):
         square = attention_mask is None and queries == keys  # scaled_dot_product_attention's own causal mask fits
         one = attention_mask is None and queries == 1  # a single new token sees every key
         allowed = None if square or one else allowed_keys(queries, keys, attention_mask, q.device)
-        q, k, v = (rearrange(x, "batch seq heads head_dim -> batch heads seq head_dim") for x in (q, k, v))
         output = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
+            *(x.transpose(1, 2) for x in (q, k, v)),  # batch heads seq head_dim
             attn_mask=allowed,
             is_causal=square and not one,
             dropout_p=self.attn_dropout.p if self.training else 0.0,
             enable_gqa=self.n_rep > 1,
         )
-        return rearrange(output, "batch heads seq head_dim -> batch seq heads head_dim")
+        return output.transpose(1, 2)
 
 
 def _as_cache(past) -> LayerCache:

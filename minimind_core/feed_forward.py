@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .config import MiniMindConfig
+from .linear import Linear
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 
@@ -19,9 +20,9 @@ class FeedForward(nn.Module):
     def __init__(self, config: MiniMindConfig, intermediate_size: int | None = None):
         super().__init__()
         hidden, inside = config.hidden_size, intermediate_size or config.intermediate_size
-        self.gate_proj = nn.Linear(hidden, inside, bias=False)
-        self.up_proj = nn.Linear(hidden, inside, bias=False)
-        self.down_proj = nn.Linear(inside, hidden, bias=False)
+        self.gate_proj = Linear(hidden, inside)
+        self.up_proj = Linear(hidden, inside)
+        self.down_proj = Linear(inside, hidden)
         self.act_fn = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from .attention import Attention, as_bool_mask
 from .cache import LayerCache
 from .config import MiniMindConfig
 from .feed_forward import FeedForward
+from .linear import Linear
 from .loss import shifted_cross_entropy
 from .moe import MOEFeedForward, MoEGate
 from .normalization import RMSNorm
@@ -205,7 +206,7 @@ class MiniMindForCausalLM(nn.Module):
         super().__init__()
         self.config = config or MiniMindConfig()
         self.model = MiniMindModel(self.config, parts)
-        self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
+        self.lm_head = Linear(self.config.hidden_size, self.config.vocab_size)
         self.tie_weights()
         self.init_weights()
 

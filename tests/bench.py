@@ -131,12 +131,14 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):6.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
-def compare(name: str, rounds: int):
+def compare(name: str, rounds: int, wanted: str):
     core = core_model(name)
     other = transformers_model(core)
     print(f"\n{name}: {count_parameters(core).total:,} parameters. Seconds: median (smallest-largest) of {rounds}.")
     print(f"{'':20}  {'core':>18}  {'transformers':>18}  {'limit':>18}  {'transf./core':>12}  {'limit/core':>10}")
     for task, run in TASKS.items():
+        if wanted not in task:
+            continue
         run(core), run(other)  # warm up
         times = {"core": [], "other": [], "limit": []}
         for _ in range(rounds):
@@ -170,14 +172,14 @@ def memory_here(name: str, which: str, task: str) -> float:
 
 
 def compare_memory():
-    print("\nPeak memory above the built model, MB (smallest of three processes)")
+    print("\nPeak memory above the built model, MB (middle of three processes)")
     for name in MODELS:
         for task in ("step 2 x 340", "prefill 1 x 1024", "decode 128, batch 8"):
             peaks = {}
             for which in ("core", "transformers"):
                 command = [sys.executable, __file__, "--memory-of", name, which, task]
                 runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
-                peaks[which] = min(json.loads(run.stdout.splitlines()[-1]) for run in runs)
+                peaks[which] = statistics.median(json.loads(run.stdout.splitlines()[-1]) for run in runs)
             print(
                 f"{name:12} {task:20}  core {peaks['core']:6.0f}  transformers {peaks['transformers']:6.0f}", flush=True
             )
@@ -193,6 +195,9 @@ def import_cost() -> float:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="tasks that contain this word, such as decode; no memory"
+    )
     parser.add_argument("--memory-of", nargs=3, metavar=("MODEL", "WHICH", "TASK"), help="for this script's own use")
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -201,8 +206,8 @@ def main():
         return
     print(f"PyTorch {torch.__version__}, {THREADS} threads. import minimind_core: {import_cost():.3f} s beyond torch")
     for name in MODELS:
-        compare(name, arguments.rounds)
-    if sys.platform == "linux":
+        compare(name, arguments.rounds, arguments.only)
+    if sys.platform == "linux" and not arguments.only:
         compare_memory()
 
 

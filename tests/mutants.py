@@ -198,11 +198,10 @@ def main() -> int:
 
 def report(mutants: list[Mutant], verdicts: list[Verdict], seconds: float) -> int:
     """Print the shares; the exit code."""
-    asked = [verdict for verdict in verdicts if verdict.notebooks is not None]
-    print(f"\ncaught by the tests: {sum(verdict.tests is True for verdict in verdicts)} of {len(verdicts)}")
-    print(
-        f"caught by nbval alone: {sum(verdict.notebooks for verdict in asked)} of the {len(asked)} that have a notebook"
-    )
+    by_tests, by_nbval = (sum(bool(getattr(v, name)) for v in verdicts) for name in ("tests", "notebooks"))
+    without = sum(verdict.notebooks is None for verdict in verdicts)
+    print(f"\ncaught by the tests: {by_tests} of {len(verdicts)}")
+    print(f"caught by nbval alone: {by_nbval} of {len(verdicts)} ({without} have no notebook yet)")
     print(f"{seconds / 60:.1f} minutes")
     for mutant, verdict in zip(mutants, verdicts, strict=True):
         if verdict.tests is None:

@@ -268,6 +268,19 @@ def test_held_key_leaves_no_queue(lab, page):
     close_notebook(page)
 
 
+def test_escape_leads_back_to_the_notebook(lab, page):
+    open_notebook(page, lab, "broken.ipynb")
+    run_all(page)
+    page.wait_for_selector(".mm-explorer img", timeout=ANSWER)
+    page.focus(".mm-explorer input")
+    page.keyboard.press("Escape")
+    assert page.evaluate("() => !document.activeElement.closest('.mm-explorer')")
+    page.keyboard.press("b")  # JupyterLab's command mode: a new cell below
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.content.widgets.length === 2", timeout=ANSWER)
+    page.keyboard.press("z")
+    close_notebook(page)
+
+
 def test_after_a_restart_the_reader_is_told(lab, page):
     open_notebook(page, lab, "broken.ipynb")
     run_all(page)

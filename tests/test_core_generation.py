@@ -124,6 +124,17 @@ def test_left_padded_batch_equals_single_prompts(kind, dtype, use_cache):
         assert row[7:].tolist() == model.generate(prompt, **settings)[0, prompt.shape[1] :].tolist()
 
 
+def test_the_penalty_of_generate_ignores_padding():
+    """Padded with the very token that comes next: were padding counted, the penalty would push it away."""
+    model, prompt = tiny_model(), random_ids(1, 6)
+    settings = {"max_new_tokens": 4, "repetition_penalty": 5.0, **GREEDY}
+    alone = model.generate(prompt, **settings)[0, 6:].tolist()
+    assert alone[0] not in prompt
+    padded = F.pad(prompt, (3, 0), value=alone[0])
+    mask = F.pad(torch.ones_like(prompt), (3, 0))
+    assert model.generate(padded, mask, **settings)[0, 9:].tolist() == alone
+
+
 def test_sequences_of_one_prompt_stand_together():
     model, ids = tiny_model(), random_ids(seq=5)
     mask = torch.ones(2, 5)

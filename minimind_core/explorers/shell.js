@@ -137,6 +137,9 @@ function render({ model, el }) {
   for (const node of root.querySelectorAll("input, select, button")) {
     node.dataset.lmSuppressShortcuts = "true"; // keys move our controls, not JupyterLab's cells
   }
+  root.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") el.closest("[tabindex]")?.focus(); // back to the notebook, where keys move cells
+  });
   el.append(root);
   show();
   model.on("change:shown", show);
