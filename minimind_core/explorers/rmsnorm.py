@@ -26,7 +26,7 @@ CONTROLS = {
     "shift": Slider("shift", linear(0, 4, 0.25), 0.0),
     "scale": Slider("scale", log(1e-6, 1e3), 1.0),
     "eps": Slider("eps", log(1e-8, 1e-2), 1e-6),
-    "width": Slider("width", powers(4, 4096), 1024, unit="features"),
+    "width": Slider("width", (*powers(4, 512), 768, *powers(1024, 4096)), 768, unit="features"),
     "dtype": Choice("dtype", tuple(DTYPES), "float32"),
 }
 PRESETS = {
