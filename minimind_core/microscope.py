@@ -79,12 +79,13 @@ class Trace(list):
     def _repr_html_(self) -> str:
         sides = ["left"] * 3 + ["right"] * 3
 
-        def line(cells, tag: str) -> str:
+        def line(cells, tag: str, scope: str = "") -> str:
             columns = zip(cells, sides, strict=True)
-            return "".join(f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in columns)
+            return "".join(f'<{tag}{scope} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in columns)
 
+        head = line(self.HEADS, "th", ' scope="col"')
         body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in self._cells())
-        return f"<table><thead><tr>{line(self.HEADS, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def trace(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Trace:

@@ -141,6 +141,16 @@ CACHE = part(
     ("past shows the new positions", "return stored[:, : self.length]", "return stored[:, : self._storage.used]"),
 )  # fmt: skip
 
+LINEAR = part(
+    "linear.py",
+    "linear",
+    "",
+    ("tokens and features exchanged", ".t().reshape(*x.shape[:-1], self.out_features)",
+     ".reshape(*x.shape[:-1], self.out_features)"),
+    ("quick way with gradients too", "if torch.is_grad_enabled() or not x.is_cpu", "if not x.is_cpu"),
+    ("quick way never taken", "FEW = 4", "FEW = 0"),
+)  # fmt: skip
+
 FEED_FORWARD = part(
     "feed_forward.py",
     "feed_forward",
@@ -269,6 +279,6 @@ MICROSCOPE = part(
 )  # fmt: skip
 
 MUTANTS = [
-    *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + FEED_FORWARD + GATE + DISPATCH),
+    *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + LINEAR + FEED_FORWARD + GATE + DISPATCH),
     *(BLOCK + CAUSAL_LM + CONFIG + LOSS + GENERATION + MICROSCOPE),
 ]

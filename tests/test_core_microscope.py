@@ -93,7 +93,7 @@ def test_table():
     assert "lm_head  batch seq vocab  2x12x97" in lines[1]
     assert "-0.000" not in repr(trace(tiny_model(), random_ids()))
     html = rows._repr_html_()
-    assert html.count("<tr>") == 2 and ">batch seq vocab</td>" in html
+    assert html.count("<tr>") == 2 and ">batch seq vocab<" in html and html.count('scope="col"') == 6
 
 
 @pytest.mark.parametrize("kind", KINDS)
