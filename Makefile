@@ -14,6 +14,8 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: $(VENV)/lab.stamp  ## open JupyterLab on the first notebook (default)
 	@$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
+# two workers with one thread each: more threads than cores would wait for one another
+test: export OMP_NUM_THREADS := 1
 test: lint  ## every test, every notebook, the browser tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/test_browser.py
 	MINIMIND_DEVICE=cpu $(NBVAL) -n 2 --dist loadfile notebooks
