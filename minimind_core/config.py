@@ -5,9 +5,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
+
 from .rope import check_rope_scaling
 
-ACTIVATIONS = ("silu", "gelu", "relu")
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}  # hidden_act: by name
 YARN_MINIMIND = {
     "type": "yarn",
     "factor": 16,

@@ -1,13 +1,10 @@
 """SwiGLU: a gate decides, feature by feature, how much of a value passes."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from .config import MiniMindConfig
+from .config import ACTIVATIONS, MiniMindConfig
 from .linear import Linear
-
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 
 
 class FeedForward(nn.Module):

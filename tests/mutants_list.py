@@ -159,7 +159,6 @@ FEED_FORWARD = part(
      "self.gate_proj(x) * self.act_fn(self.up_proj(x))"),
     ("activation of the product", "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
      "self.act_fn(self.gate_proj(x) * self.up_proj(x))"),
-    ("another activation under the name", '"silu": F.silu', '"silu": F.gelu'),
 )  # fmt: skip
 
 GATE = part(
@@ -235,6 +234,13 @@ CONFIG = part(
      'fill("intermediate_size", math.ceil(self.hidden_size * 8 / 3 / 64) * 64)'),
 )  # fmt: skip
 
+ACTIVATIONS = part(
+    "config.py",
+    "feed_forward",
+    "00",
+    ("another activation under the name", '"silu": F.silu', '"silu": F.gelu'),
+)  # fmt: skip
+
 LOSS = part(
     "loss.py",
     "loss",
@@ -280,5 +286,5 @@ MICROSCOPE = part(
 
 MUTANTS = [
     *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + LINEAR + FEED_FORWARD + GATE + DISPATCH),
-    *(BLOCK + CAUSAL_LM + CONFIG + LOSS + GENERATION + MICROSCOPE),
+    *(BLOCK + CAUSAL_LM + CONFIG + ACTIVATIONS + LOSS + GENERATION + MICROSCOPE),
 ]
