@@ -38,11 +38,10 @@ def penalize_repetition(
     logits: [batch, vocab]; token_ids: [batch, seq]; token_mask: [batch, seq], 0 for padding, which does not count.
     Source: Keskar et al. 2019, "CTRL", section 4.1.
     """
-    seen = torch.zeros_like(logits, dtype=torch.bool)
-    counts = torch.ones_like(token_ids, dtype=torch.bool) if token_mask is None else token_mask.bool()
-    # an id may stand at a masked and at an unmasked place: write the masked ones first, to a column of their own
-    seen = torch.cat([seen, seen[:, :1]], dim=-1)
-    seen = seen.scatter(-1, torch.where(counts, token_ids, logits.shape[-1]), True)[:, :-1]
+    batch, vocab = logits.shape
+    if token_mask is not None:
+        token_ids = torch.where(token_mask.bool(), token_ids, vocab)  # padding goes to a column of its own
+    seen = logits.new_zeros(batch, vocab + 1, dtype=torch.bool).scatter(-1, token_ids, True)[:, :vocab]
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 

@@ -284,10 +284,6 @@ class Explorer(anywidget.AnyWidget):
         """Back to the defaults."""
         self._show({key: control.default for key, control in self.controls.items()})
 
-    def refresh(self) -> None:
-        """Compute and draw the present state once more."""
-        self._show(self.values)
-
     def _checked(self, values: dict, where: str) -> dict:
         unknown = [key for key in values if key not in self.controls]
         if unknown:
