@@ -9,7 +9,7 @@ DEVICE ?= cuda
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := lab
-.PHONY: lab test test-gpu lint figures bench bench-explorers mutants clean help
+.PHONY: lab test test-gpu lint figures toy-model bench bench-explorers mutants clean help
 
 lab: $(VENV)/lab.stamp  ## open JupyterLab on the first notebook (default)
 	@$(BIN)/jupyter lab $(AS_ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
@@ -31,6 +31,9 @@ lint: $(VENV)/test.stamp  ## style of the code and the notebooks
 
 figures: $(VENV)/lab.stamp  ## rebuild the static pictures
 	$(BIN)/python figures/build.py
+
+toy-model: $(VENV)/lab.stamp  ## train the small model of the attention pictures anew (about ten minutes)
+	$(BIN)/python -m minimind_core.toy
 
 bench: $(VENV)/test.stamp  ## speed and memory beside transformers
 	$(BIN)/python tests/bench.py

@@ -10,7 +10,7 @@ from .device import pick_device, random_tensor
 from .feed_forward import FeedForward
 from .generation import keep_top_k, keep_top_p, next_token_probs, penalize_repetition
 from .loss import shifted_cross_entropy
-from .microscope import Trace, agree, first_difference, trace
+from .microscope import Trace, agree, first_difference, intermediates, trace
 from .model import CausalLMOutput, MiniMindBlock, MiniMindForCausalLM, MiniMindModel, count_parameters
 from .moe import MOEFeedForward, MoEGate, load_balancing_loss
 from .normalization import RMSNorm, rms_norm
@@ -46,6 +46,7 @@ __all__ = [
     "causal_mask",
     "count_parameters",
     "first_difference",
+    "intermediates",
     "keep_top_k",
     "keep_top_p",
     "load_balancing_loss",

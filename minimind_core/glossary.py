@@ -41,17 +41,22 @@ class Term(NamedTuple):
 
 # term | symbol in formulas | axis in einops patterns and shapes | notebook that teaches it | meaning
 LINES = """
+activation | | | 06 | a function that bends a line, such as SiLU or GELU; hidden_act names it
 active parameters | | | 08 | the parameters that one token uses; fewer than all in a mixture of experts
 attention factor | a | | 03 | YaRN's factor on cos and sin, which sharpens attention in a longer window
 attention weights | | heads query key | 04 | softmax of the scores: how much each query takes from each key
 auxiliary loss | | | 08 | a small extra loss that spreads the tokens over the experts
 base | B | | 02 | rope_theta, 1,000,000: the larger, the slower the slowest pair turns
 batch | | batch | 00 | texts that are computed at the same time
+bias | | | 06 | a learned vector added after a matrix; MiniMind has none
 block | | | 07 | attention and feed-forward, each behind its norm, each added to the stream
+branch | | | 05 | two continuations that share one past
 buffer | | | 00 | a tensor of a module that moves with it but is not trained
 causal mask | | query key | 04 | lets a query see its own position and those before it
+chunk | | | 05 | several new tokens fed at once, behind a past
 contiguous | | | 00 | the numbers lie in memory in the order in which the axes count them
 cross-entropy | | | 11 | minus the logarithm of the probability of the right token, averaged
+decoding | | | 05 | writing one token per pass, behind the cache
 dense | | | 00 | without experts: every token uses every parameter
 embedding | E | vocab hidden | 10 | a table with one vector for each token
 epsilon | ε | | 01 | rms_norm_eps: keeps a norm from dividing by zero
@@ -65,6 +70,7 @@ head (of the model) | | vocab | 10 | lm_head: from hidden states to logits
 head width | d | head_dim | 04 | features of one attention head, 96; called d in the formulas of RoPE and YaRN
 hidden size | d | hidden | 00 | width of the residual stream, 768
 ids | | batch seq | 00 | token numbers, the model's input
+intermediate size | | intermediate | 06 | width inside the feed-forward: π times hidden, up to a multiple of 64
 K/V cache | | kv_heads | 05 | keys and values of the past, kept so that they are not computed again
 key | k | key | 04 | what a position offers to be found by
 labels | | batch seq | 11 | the ids again; the loss compares position t with label t + 1
@@ -75,7 +81,9 @@ original length | L | | 03 | the window in which a model was trained before YaRN
 padding | | | 04 | filler tokens that bring short texts to the length of the longest
 pair | i | pairs | 02 | two features of a head that turn together; head_dim / 2 of them
 parameter | | | 00 | a number that training changes
+past | P | | 05 | keys and values of all earlier positions, one pair of tensors per layer
 position | m | seq | 02 | place of a token in its text, from 0
+prefill | | | 05 | the pass over the whole prompt, which fills the cache
 QK-norm | | | 01 | RMSNorm on the query and the key of each head
 query | q | query | 04 | what a position looks for
 ramp | r | pairs | 03 | YaRN's passage from the pairs left alone (0) to the pairs slowed down (1)
@@ -86,6 +94,7 @@ router | | experts | 08 | the small layer that gives each token a probability pe
 scale factor | s | | 03 | YaRN's factor: how many times longer the window becomes
 score | | query key | 04 | q times k, divided by the root of head_dim
 sequence | | seq | 00 | the tokens of one text, in order
+sigmoid | | | 06 | 1 / (1 + e^-z): squeezes any number to between 0 and 1
 SiLU | | | 06 | x times sigmoid(x), the activation of the gate
 standard deviation | σ | | 00 | how far random numbers spread; initializer_range, 0.02, for the weights
 state dict | | | 00 | names and tensors of a model, as they are saved
@@ -94,8 +103,10 @@ SwiGLU | | | 06 | down(silu(gate(x)) * up(x)), MiniMind's feed-forward
 temperature | T | | 15 | divides the logits before sampling: low is cautious, high is wild
 tied | | | 10 | embedding and head are one Parameter
 token | | tokens | 13 | a piece of text with a number; in these first notebooks, a byte
+token-layer | | | 05 | one token going through one layer, a unit of work
 top-k, top-p | k, p | | 15 | sample only from the k likeliest tokens, or from those that make up p
 turns | β | | 03 | how often a pair goes around in the original window; beta_fast and beta_slow are such
+up branch | | intermediate | 06 | the branch of SwiGLU that carries the value which the gate lets pass
 value | v | | 04 | what a position hands over when it is found
 visits | | visits | 09 | experts that one token passes through, shared ones included
 vocabulary | V | vocab | 13 | all tokens that the model knows, 6,400

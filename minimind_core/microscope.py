@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -95,7 +96,7 @@ def trace(model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tenso
     it was: same mode, no gradients, no hooks.
     """
     rows = Trace()
-    for path, value in _intermediates(model, input_ids, attention_mask):
+    for path, value in intermediates(model, input_ids, attention_mask):
         wide = value.detach().float()
         rows.append(
             Row(
@@ -134,8 +135,8 @@ def first_difference(
     Two values differ when max |a - b| > rtol * max |a|. Intermediates that only one model has (a reader's own class may
     have other inner modules) are passed over.
     """
-    seen_a = dict(_intermediates(model_a, input_ids, attention_mask))
-    seen_b = dict(_intermediates(model_b, input_ids, attention_mask))
+    seen_a = dict(intermediates(model_a, input_ids, attention_mask))
+    seen_b = dict(intermediates(model_b, input_ids, attention_mask))
     shared = [path for path in seen_a if path in seen_b]
     for path in shared:
         a, b = seen_a[path].float(), seen_b[path].float()
@@ -199,8 +200,10 @@ def _axes_of(path: str, value: torch.Tensor) -> str:
     return HIDDEN if value.ndim == 3 else " ".join(f"axis{i}" for i in range(value.ndim))
 
 
-def _intermediates(model, input_ids, attention_mask) -> list[tuple[str, torch.Tensor]]:
-    """(path, value) of every module's output and of the steps inside attention, in order."""
+def intermediates(
+    model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that `trace` describes: (path, value) of every module's output and of the steps inside attention."""
     found: list[tuple[str, torch.Tensor]] = []
     running = [""]  # the attention module that runs now, for its steps that are plain functions
 
@@ -227,7 +230,8 @@ def _intermediates(model, input_ids, attention_mask) -> list[tuple[str, torch.Te
 
         return hook
 
-    def noted(name: str, *labels: str):
+    def note(name: str, *labels: str):
+        """Keep what a function of attention.py returns, also where a reader's own class calls it as core.name."""
         function = getattr(attention, name)
 
         def call(*args, **kwargs):
@@ -236,15 +240,16 @@ def _intermediates(model, input_ids, attention_mask) -> list[tuple[str, torch.Te
                 keep(f"{running[0]}.{label}", value)
             return result
 
-        return mock.patch.object(attention, name, call)
+        for home in (attention, sys.modules[__package__]):
+            stack.enter_context(mock.patch.object(home, name, call))
 
     with ExitStack() as stack:
         for path, module in model.named_modules():
             if path and not isinstance(module, nn.ModuleList | nn.Dropout):
                 stack.callback(module.register_forward_pre_hook(before(path)).remove)
                 stack.callback(module.register_forward_hook(after(path)).remove)
-        stack.enter_context(noted("apply_rotary_pos_emb", "q_rotated", "k_rotated"))
-        stack.enter_context(noted("attention_weights", "weights"))
+        note("apply_rotary_pos_emb", "q_rotated", "k_rotated")
+        note("attention_weights", "weights")
         stack.enter_context(_explicit_attention(model))
         stack.enter_context(evaluating(model))
         with torch.no_grad():

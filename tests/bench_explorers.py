@@ -21,7 +21,7 @@ from conftest import find_chromium
 from lab import browser_page, close_notebook, jupyter_lab, new_notebook, open_notebook, run_all, time_limit
 
 from minimind_core import explorers
-from minimind_core.explorers.shell import Choice, Explorer, Slider
+from minimind_core.explorers.shell import Choice, Explorer, Slider, Text
 
 TARGETS = {"moves": (45, 60), "axes": (110, 140)}  # ms at the median and at the 90th percentile
 PRESSES, WARM_UP, PAUSE = 24, 4, 160  # key presses, of which not counted; ms between two
@@ -82,6 +82,8 @@ def steps(control) -> list:
     elif isinstance(control, Choice):
         index = control.options.index(control.default)
         near = control.options[index - 1 if index else 1]
+    elif isinstance(control, Text):
+        near = control.default[:-1]
     else:
         near = not control.default
     return [near, control.default] * (PRESSES // 2)
@@ -94,12 +96,16 @@ def keys(control) -> tuple[str, str]:
         return ("ArrowLeft", "ArrowRight") if last else ("ArrowRight", "ArrowLeft")
     if isinstance(control, Choice):
         return ("ArrowDown", "ArrowUp") if control.options.index(control.default) == 0 else ("ArrowUp", "ArrowDown")
+    if isinstance(control, Text):
+        return "Backspace", control.default[-1]
     return "Space", "Space"
 
 
 def browser_part(page, root, key: str, control) -> dict:
     """Press the control's keys in turns, slowly, then rapidly; returns what WATCH saw."""
     root.query_selector(f"[data-name={key}] :is(input, select)").focus()
+    if isinstance(control, Text):
+        page.keyboard.press("End")
     root.evaluate(WATCH)
     for press in range(PRESSES):
         page.keyboard.press(keys(control)[press % 2])

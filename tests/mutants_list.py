@@ -61,7 +61,7 @@ ROPE = part(
 TABLES = part(
     "model.py",
     "rope cache parity model",
-    "02 00",
+    "02 05",
     ("base 1e4", "config.max_position_embeddings, config.rope_theta, config.rope_scaling",
      "config.max_position_embeddings, 1e4, config.rope_scaling"),
     ("positions restart behind a cache",
@@ -94,7 +94,7 @@ YARN = part(
 ATTENTION = part(
     "attention.py",
     "attention cache parity",
-    "00",
+    "04 05",
     ("tile for repeat", "batch seq (kv_heads n_rep) head_dim", "batch seq (n_rep kv_heads) head_dim"),
     ("causal mask forgets the cache", ".tril(diagonal=keys - queries)", ".tril()"),
     ("causal mask off by one", ".tril(diagonal=keys - queries)", ".tril(diagonal=keys - queries + 1)"),
@@ -119,6 +119,29 @@ ATTENTION = part(
      "allowed_keys(q.shape[1], k.shape[1], None, q.device)"),
     ("a padded query sees nothing", "return allowed | (own & ~allowed.any(dim=-1, keepdim=True))", "return allowed"),
     ("heads merged in the wrong order", "-> batch seq (heads head_dim)", "-> batch seq (head_dim heads)"),
+    ("scale forgotten", "q = q / math.sqrt(q.shape[-1])", "q = q.clone()"),
+    ("values tiled", "v = repeat_kv(v, self.n_rep)", "v = v.repeat(1, 1, self.n_rep, 1)"),
+    ("keys cached before the rotation",
+     """        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        past = None
+        if past_key_value is not None or use_cache:
+            past = _as_cache(past_key_value).append(k, v)
+            k, v = past
+""",
+     """        unturned = k
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        past = None
+        if past_key_value is not None or use_cache:
+            past = _as_cache(past_key_value).append(unturned, v)
+            k, v = past
+"""),
+    ("weights keep all without dropout", "self.attn_dropout(attention_weights(q, repeat_kv(k, self.n_rep), allowed))",
+     "attention_weights(q, repeat_kv(k, self.n_rep), allowed)"),
+    ("residual keeps all without dropout", "self.resid_dropout(self.o_proj(output))", "self.o_proj(output)"),
+    ("a mask per query read as one per key", '"batch query key -> batch 1 query key"',
+     '"batch key query -> batch 1 query key"'),
+    ("additive masks let through",
+     "if not mask.is_meta and not torch.equal(mask.to(attention_mask.dtype), attention_mask):", "if False:"),
     ("dropout in evaluation", "dropout_p=self.attn_dropout.p if self.training else 0.0",
      "dropout_p=self.attn_dropout.p"),
 )  # fmt: skip
@@ -134,10 +157,14 @@ DEVICE = part(
 CACHE = part(
     "cache.py",
     "cache",
-    "",
+    "05",
     ("two continuations share one place", "return self.used == start and end <=", "return end <="),
     ("a copy for every token", "room=max(2 * end, self._capacity)", "room=end"),
     ("written in place while gradients are on", "if torch.is_grad_enabled():  # autograd", "if False:  # autograd"),
+    ("new positions before the old ones", "torch.cat([self[0], k], dim=1)", "torch.cat([k, self[0]], dim=1)"),
+    ("keys in the place of values", "self._storage.k, self._storage.v)[index]",
+     "self._storage.k, self._storage.k)[index]"),
+    ("past lost when the storage grows", "        if past.length:\n", "        if False:\n"),
     ("past shows the new positions", "return stored[:, : self.length]", "return stored[:, : self._storage.used]"),
 )  # fmt: skip
 
@@ -154,9 +181,14 @@ LINEAR = part(
 FEED_FORWARD = part(
     "feed_forward.py",
     "feed_forward",
-    "00",
+    "06",
     ("gate and up exchanged", "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
      "self.gate_proj(x) * self.act_fn(self.up_proj(x))"),
+    ("sum for product", "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
+     "self.act_fn(self.gate_proj(x)) + self.up_proj(x)"),
+    ("no activation", "self.act_fn(self.gate_proj(x))", "self.gate_proj(x)"),
+    ("activation of the config ignored", "ACTIVATIONS[config.hidden_act]", 'ACTIVATIONS["silu"]'),
+    ("given width ignored", "intermediate_size or config.intermediate_size", "config.intermediate_size"),
     ("activation of the product", "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
      "self.act_fn(self.gate_proj(x) * self.up_proj(x))"),
 )  # fmt: skip
@@ -194,11 +226,17 @@ DISPATCH = part(
 BLOCK = part(
     "model.py",
     "parity model moe",
-    "00",
+    "07 00",
     ("norm after", "x = x + attended\n        normed = self.post_attention_layernorm(x)",
      "x = self.post_attention_layernorm(x + attended)\n        normed = x"),
     ("input norm forgotten", "self.input_layernorm(x), position_embeddings", "x, position_embeddings"),
     ("residual of attention forgotten", "x = x + attended", "x = attended"),
+    ("norms exchanged", "self.input_layernorm(x), position_embeddings",
+     "self.post_attention_layernorm(x), position_embeddings"),
+    ("stream added in place", "x = x + attended", "x += attended"),
+    ("stream normed", "x = x + attended", "x = self.input_layernorm(x) + attended"),
+    ("feed-forward from the old stream", "normed = self.post_attention_layernorm(x)",
+     "normed = self.post_attention_layernorm(x - attended)"),
     ("residual of the feed-forward forgotten", "return x + self.mlp_dropout(fed), past",
      "return self.mlp_dropout(fed), past"),
     ("final norm forgotten", "return self.norm(x), tuple(presents)", "return x, tuple(presents)"),
@@ -229,7 +267,7 @@ CAUSAL_LM = part(
 CONFIG = part(
     "config.py",
     "config",
-    "00",
+    "06",
     ("8/3 for pi", 'fill("intermediate_size", math.ceil(self.hidden_size * math.pi / 64) * 64)',
      'fill("intermediate_size", math.ceil(self.hidden_size * 8 / 3 / 64) * 64)'),
 )  # fmt: skip
@@ -237,7 +275,7 @@ CONFIG = part(
 ACTIVATIONS = part(
     "config.py",
     "feed_forward",
-    "00",
+    "06",
     ("another activation under the name", '"silu": F.silu', '"silu": F.gelu'),
 )  # fmt: skip
 
@@ -279,8 +317,10 @@ GENERATION = part(
 MICROSCOPE = part(
     "microscope.py",
     "microscope",
-    "",
+    "04",
     ("NaN is no difference", "if not largest <= rtol * scale:", "if largest > rtol * scale:"),
+    ("blind to a class of the reader's own", "for home in (attention, sys.modules[__package__]):",
+     "for home in (attention,):"),
     ("modes left changed", "stack.enter_context(evaluating(model))", "model.eval()"),
 )  # fmt: skip
 

@@ -101,9 +101,14 @@ class Driver:
         for key in keys:
             self.keys.press(key)
         self.page.wait_for_function(
-            "([root, old]) => root.dataset.serial !== old && root.querySelector('img').complete",
-            arg=[self.root, old],
-            timeout=ANSWER,
+            "([root, old]) => root.dataset.serial !== old", arg=[self.root, old], timeout=ANSWER
+        )
+        return self.settled(*keys, failing=failing)
+
+    def settled(self, *keys: str, failing: bool = False) -> dict:
+        """Wait until nothing is under way, check the page, and return its state. keys: what was pressed."""
+        self.page.wait_for_function(
+            "root => !('busy' in root.dataset) && root.querySelector('img').complete", arg=self.root, timeout=ANSWER
         )
         state = self.state()
         assert state["place"] == self.place, f"the picture or the output moved after {keys}"
@@ -145,6 +150,7 @@ def drive(page, root) -> None:
             driver.press("Space")
         else:
             assert now["kind"] == "text", f"an unknown control: {now}"
+            drive_text(driver, now, before)
         assert driver.seen() == before or now["kind"] == "button", f"{now['row']} does not come back to where it was"
         moved.append(now["row"] or now["text"])
         page.keyboard.press("Tab")
@@ -175,6 +181,19 @@ def drive_slider(driver: Driver, now: dict, before: tuple) -> None:
     assert "not a number" in state["remark"], f"{row}: a word is taken for a number"
     driver.type(now["spoken"].split()[0])
     assert driver.state()["remark"] == "", f"{row}: the remark stays"
+
+
+def drive_text(driver: Driver, now: dict, before: tuple) -> None:
+    """Write another text, too long a text and nothing; then the text that stood there."""
+    driver.keys.press("Control+a")
+    driver.press(*"abcabc")
+    assert driver.seen() != before, f"{now['row']}: another text changes nothing"
+    driver.keys.insert_text("a" * 500)
+    assert "are used" in driver.settled()["remark"], f"{now['row']}: cutting is not said"
+    state = driver.press("Control+a", "Delete")
+    assert "nothing is written" in state["remark"], f"{now['row']}: an empty text is not refused"
+    driver.keys.insert_text(now["value"])
+    driver.settled()
 
 
 @pytest.fixture(scope="module")

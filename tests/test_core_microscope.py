@@ -8,6 +8,7 @@ import pytest
 import torch
 from reference import random_ids, tiny_config, tiny_model
 
+import minimind_core as core
 from minimind_core import Attention, FeedForward, MiniMindForCausalLM, RMSNorm, agree, first_difference, trace
 
 KINDS = {
@@ -212,6 +213,47 @@ def test_names_the_step_inside_attention(changes, path):
     assert found.path == path
     if "num_key_value_heads" in changes:
         assert "[2, 12, 32] against [2, 12, 64]" in repr(found)
+
+
+class Own(torch.nn.Module):
+    """A class of a reader's own: projections with the core's names, steps that are `core.` functions or plain torch."""
+
+    wrong_angle = wrong_scale = 1.0
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.q_proj = torch.nn.Linear(config.hidden_size, heads * size, bias=False)
+        self.k_proj = torch.nn.Linear(config.hidden_size, kv_heads * size, bias=False)
+        self.v_proj = torch.nn.Linear(config.hidden_size, kv_heads * size, bias=False)
+        self.o_proj = torch.nn.Linear(heads * size, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(size, eps=config.rms_norm_eps)
+        self.k_norm = RMSNorm(size, eps=config.rms_norm_eps)
+
+    def forward(self, x, position_embeddings, past_key_value=None, use_cache=False, attention_mask=None):
+        def split(y):
+            return y.unflatten(-1, (-1, self.config.head_dim))
+
+        q, k, v = self.q_norm(split(self.q_proj(x))), self.k_norm(split(self.k_proj(x))), split(self.v_proj(x))
+        cos, sin = position_embeddings
+        q, k = core.apply_rotary_pos_emb(q, k, cos, self.wrong_angle * sin)
+        k, v = (y.repeat_interleave(q.shape[2] // y.shape[2], dim=2) for y in (k, v))
+        allowed = core.allowed_keys(q.shape[1], k.shape[1], attention_mask)
+        weights = core.attention_weights(q * self.wrong_scale, k, allowed)
+        output = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+        return self.o_proj(output.flatten(2)), None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "path"),
+    [({}, None), ({"wrong_angle": 0.5}, "q_rotated"), ({"wrong_scale": 0.5}, "weights")],
+)
+def test_looks_into_a_class_of_the_readers_own(wrong, path):
+    model, other = tiny_model(), tiny_model(parts={"attention": type("Wrong", (Own,), wrong)})
+    other.load_state_dict(model.state_dict())
+    found = first_difference(model, other, random_ids())
+    assert found.path == (path and f"model.layers.0.self_attn.{path}"), found
 
 
 def test_nan_is_a_difference():

@@ -16,6 +16,7 @@ from einops import reduce
 import minimind_core
 from minimind_core import exercises
 from minimind_core.exercises.checking import differs, examine, run
+from minimind_core.exercises.framework import Case, Exercise
 from minimind_core.exercises.report import Report
 from minimind_core.exercises.store import PROVIDED
 
@@ -327,6 +328,85 @@ def test_report_is_the_same_twice_and_as_html():
     assert "b &lt; c" in page and "&lt;d&gt;" in page and "&lt;e&gt;" in page
 
 
+class Scale(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+class Shift(Scale):
+    def forward(self, x):
+        return self.factor + x
+
+
+@pytest.fixture
+def scale() -> Exercise:
+    """An exercise in which the reader writes a class."""
+    exercise = Exercise(
+        name="01_rmsnorm.Scale",
+        title="a class",
+        signature="Scale(factor)",
+        reference=Scale,
+        cases=[Case("three", (3.0, torch.tensor([1.0, 2.0])))],
+        call=lambda cls, factor, x: cls(factor)(x),
+        arguments=("factor", "x"),
+    )
+    exercise.mutant("the factor is added", "a scale multiplies.")(Shift)
+    return exercise
+
+
+def test_a_class_is_checked_by_what_it_computes(scale):
+    class Stub(Scale):
+        def forward(self, x):
+            raise NotImplementedError
+
+    class Own(Scale):
+        def forward(self, x):
+            return x * self.factor
+
+    class Broken(Scale):
+        def forward(self, x):
+            return x @ self.nothing
+
+    assert examine(scale, Own).passed
+    assert examine(scale, Stub).status == "not attempted yet"
+    report = examine(scale, Shift)
+    assert report.mistake == "Shift" and [name for name, _ in report.table] == ["factor", "x", "wanted", "got"]
+    assert "It happened in line 2 of forward: return x @ self.nothing" in " ".join(repr(examine(scale, Broken)).split())
+
+
+def test_an_error_is_named_only_by_its_own_message(scale):
+    class Crossed(Scale):
+        def forward(self, x):
+            return x @ torch.ones(3)
+
+    class Own(Scale):
+        def forward(self, x):
+            return x.reshape(3)
+
+    scale.mutant("the vector is multiplied by one of three numbers", "each number is scaled.")(Crossed)
+    assert examine(scale, type("Same", (Crossed,), {})).mistake == "Crossed"
+    report = examine(scale, Own)
+    assert report.mistake is None and report.status == "stopped with an error"
+
+
+@pytest.mark.parametrize(
+    "candidate, sentence",
+    [
+        (Scale(2.0), 'handed an object. Write exercises.check("01_rmsnorm.Scale", Scale), without brackets'),
+        (lambda factor: Scale(factor), "check wants the class itself, not its result: it was handed a function"),
+        (torch.nn.Identity(), "handed an object"),
+        (torch.ones(2), "handed a tensor [2] float32"),
+        (type("Other", (), {"__init__": lambda self: None}), "The class takes no arguments, but the exercise calls it"),
+    ],
+)
+def test_what_is_no_class_is_said(scale, candidate, sentence):
+    assert sentence in " ".join(repr(examine(scale, candidate)).split())
+
+
 def test_unknown_name_gives_the_nearest():
     with pytest.raises(ValueError, match=r"did you mean '01_rmsnorm.rms_norm'\?"):
         exercises.check("01_rmsnorm.rmsnorm", right)
@@ -356,12 +436,15 @@ def cells(name: str) -> list[tuple[str, str, list]]:
 
 
 def definition(name: str, source: str) -> list[str] | None:
-    """The argument names of the exercise's function, if this code defines it."""
-    if f"def {name.split('.')[1]}(" not in source:
+    """The argument names of the exercise's function or of its class's __init__, if this code defines it."""
+    if not re.search(rf"^(def|class) {name.split('.')[1]}\(", source, re.MULTILINE):
         return None
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.name == name.split(".")[1]:
             return [a.arg for a in node.args.args]
+        if isinstance(node, ast.ClassDef) and node.name == name.split(".")[1]:
+            init = next(n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+            return [a.arg for a in init.args.args[1:]]
     return None
 
 
@@ -376,7 +459,7 @@ def test_notebook_has_the_untouched_stub(name):
     stubs = [text for kind, text, _ in cells(name) if kind == "code" and "raise NotImplementedError" in text]
     stubs = [text for text in stubs if definition(name, text) is not None]
     assert len(stubs) == 1, f"{name} has {len(stubs)} stub cells, wanted 1"
-    assert definition(name, stubs[0]) == exercises.get(name).argument_names
+    assert definition(name, stubs[0]) == exercises.get(name).parameters
     function = execute(name, stubs[0])
     assert inspect.getdoc(function), "the stub's docstring says the shapes"
     assert exercises.check(name, function).status == "not attempted yet"

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.text import Text
+from matplotlib.text import Text as DrawnText
 from PIL import Image
 
 from minimind_core import explorers
@@ -27,6 +27,7 @@ from minimind_core.explorers.shell import (
     Explorer,
     Result,
     Slider,
+    Text,
     Toggle,
     linear,
     log,
@@ -170,7 +171,7 @@ def text_boxes(explorer: Explorer) -> tuple[list, list]:
     figure, renderer = explorer.figure, explorer.canvas.get_renderer()
     axes = [one for one in figure.axes if one.get_visible()]
     axis = [side for one in axes for side in (one.xaxis, one.yaxis)]
-    texts = [child for one in [figure, *axes] for child in one.get_children() if isinstance(child, Text)]
+    texts = [child for one in [figure, *axes] for child in one.get_children() if isinstance(child, DrawnText)]
     texts += [side.label for side in axis]
     texts += [text for one in axes if one.get_legend() for text in one.get_legend().get_texts()]
     rows = [(f"tick labels of {one.axes.get_title(loc='left')!r}", one.get_tightbbox(renderer)) for one in axis]
@@ -296,6 +297,17 @@ def test_snap():
     assert slider.read("97", 96) == (98, "head_dim: 97 is between two positions; 98 is used.")
     with pytest.raises(ValueError, match="only the slider's own positions"):
         slider.check(97)
+
+
+def test_text():
+    text = Text("text", "the cat", 8)
+    assert text.read("a dog", "the cat") == ("a dog", "")
+    assert text.read("a dog and", "the cat") == ("a dog an", "text: 9 characters; the first 8 are used.")
+    assert text.read("", "the cat") == ("the cat", "text: nothing is written; the text before is kept.")
+    for wrong, said in (("", "got 0 characters"), ("a dog and", "got 9 characters"), (3, "got 3")):
+        with pytest.raises(ValueError, match=f"text must be a text of 1 to 8 characters; {said}"):
+            text.check(wrong)
+    assert all(text.check(sample) for sample in text.samples())
 
 
 def test_all_messages_of_the_browser():

@@ -1,11 +1,13 @@
 """The reader's progress: written by a passing check alone, whole or not at all, and never in the way."""
 
+import linecache
 import os
 
 import pytest
 
 from minimind_core import exercises
 from minimind_core.exercises import store
+from minimind_core.exercises.framework import Exercise, case
 
 NAME = "03_yarn.attention_factor"
 
@@ -27,6 +29,14 @@ def leaning(factor):
 
 
 passing.__globals__["math"] = store.math
+
+
+class Halve:
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x):
+        return x / 2
 
 
 @pytest.fixture
@@ -196,3 +206,46 @@ def test_map_has_a_tick_and_a_word(notebooks):
     line = next(line for line in text.splitlines() if NAME in line)
     assert line.startswith("✓") and line.endswith("passed")
     assert page.count("✓ passed") == 1 and page.count("· not yet") == len(exercises.names()) - 1
+
+
+def test_a_class_from_a_notebook_cell_is_saved(notebooks, monkeypatch):
+    """As in a notebook: the text is known to linecache alone, and a helper of the same name stands above."""
+    text = """
+def helper():
+    class Double:
+        def forward(self, x):
+            return 3 * x
+
+
+class Double:
+    word = "kept"
+
+    def __init__(self, config):
+        self.config = config
+
+    def forward(self, x):
+        return 2 * x  # mine
+"""
+    monkeypatch.setitem(linecache.cache, "<cell 7>", (len(text), None, text.splitlines(keepends=True), "<cell 7>"))
+    names = {"__name__": "__main__"}
+    exec(compile(text, "<cell 7>", "exec"), names)
+    source = store._source(names["Double"])
+    assert source.startswith("class Double:") and source.endswith("return 2 * x  # mine\n")
+    assert "3 * x" not in source and 'word = "kept"' in source
+    assert store._source(type("Bare", (), {})) is None
+
+
+def test_a_saved_class_works_as_before(notebooks, capsys):
+    exercise = Exercise(
+        name="01_rmsnorm.Halve",
+        title="a class",
+        signature="Halve(config)",
+        reference=Halve,
+        cases=[case("four", 4.0)],
+        call=lambda cls, x: cls(None).forward(x),
+        arguments=("x",),
+    )
+    assert "Saved" in store.save(exercise, Halve)
+    own = store.load(exercise)
+    assert own is not Halve and own(None).forward(3.0) == 1.5
+    assert capsys.readouterr().out == "01_rmsnorm.Halve: your own version.\n"

@@ -20,11 +20,20 @@ from .framework import Exercise
 from .report import Report
 from .store import ProgressMap
 
-BANKS = {"00_start_here": "start_here", "01_rmsnorm": "rmsnorm", "02_rope": "rope", "03_yarn": "yarn"}
+BANKS = {
+    "00_start_here": "start_here",
+    "01_rmsnorm": "rmsnorm",
+    "02_rope": "rope",
+    "03_yarn": "yarn",
+    "04_attention_gqa": "attention",
+    "05_kv_cache": "kv_cache",
+    "06_swiglu": "swiglu",
+    "07_residual_block": "residual_block",
+}
 
 OURS = (
-    "This is the course's own function, not yours. Run the cell with your own code above (it begins with def), then "
-    "this one again."
+    "This is the course's own function, not yours. Run the cell with your own code above (it begins with def or "
+    "class), then this one again."
 )
 
 

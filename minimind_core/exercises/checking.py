@@ -57,7 +57,7 @@ def run(exercise: Exercise, function: Callable, case: Case) -> Outcome:
     arguments = case.fresh()
     try:
         with torch.random.fork_rng(devices=[]):
-            value = function(*arguments)
+            value = exercise.call(function, *arguments) if exercise.call else function(*arguments)
     except Exception as error:
         return Outcome(error=error)
     spoiled = tuple(
@@ -86,12 +86,16 @@ def recognize(
     that explains the smallest failing case and the most of the others, and is not refuted by a case that went right
     (a reader may have made two mistakes).
     """
-    outcomes = [[run(exercise, mutant.function, case) for case in exercise.cases] for mutant in exercise.mutants]
+    if len(exercise.outcomes) != len(exercise.mutants):
+        exercise.outcomes = [[run(exercise, m.function, case) for case in exercise.cases] for m in exercise.mutants]
+    outcomes = exercise.outcomes
+    only_errors = all(got[i].error is not None for i in failing)  # then the message is all there is to go by
     for loose in (False, True):
         whole = [
             mutant
             for mutant, made in zip(exercise.mutants, outcomes, strict=True)
             if not any(differs(exercise, one, other, loose) for one, other in zip(made, got, strict=True))
+            and not (only_errors and str(made[failing[0]].error) != str(got[failing[0]].error))
         ]
         if len(whole) == 1:
             return whole[0], True
@@ -110,23 +114,26 @@ def recognize(
 
 
 def _wrong_use(exercise: Exercise, function: Any) -> str | None:
-    if not callable(function):
+    word = exercise.kind
+    if not callable(function) or (word == "class" and not inspect.isclass(function)):
+        handed = kind(function) if not callable(function) or inspect.isroutine(function) else "an object"
         return (
-            f"check wants the function itself, not its result: it was handed {kind(function)}. "
+            f"check wants the {word} itself, not its result: it was handed {handed}. "
             f'Write exercises.check("{exercise.name}", {exercise.function_name}), without brackets after the name.'
         )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return None  # built-in functions do not tell
-    names = exercise.argument_names
+    names = exercise.parameters
+    first = f"def {exercise.signature}:" if word == "function" else f"def __init__(self, {', '.join(names)}):"
     try:
         signature.bind(*names)
     except TypeError:
         own = list(signature.parameters)
         return (
-            f"The function takes {_count(own)}, but the exercise calls it with {_count(names)}, in this order. "
-            f"The first line of the stub is: def {exercise.signature}:"
+            f"The {word} takes {_count(own)}, but the exercise calls it with {_count(names)}, in this order. "
+            f"The first line of the stub is: {first}"
         )
     return None
 
@@ -212,6 +219,8 @@ def _frames(error: Exception) -> list:
 
 
 def _code(function: Callable):
+    if inspect.isclass(function):  # of a module, what it computes
+        function = getattr(function, "forward", function)
     return getattr(inspect.unwrap(function), "__code__", None)
 
 

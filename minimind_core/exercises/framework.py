@@ -45,6 +45,8 @@ class Exercise:
     name: "01_rmsnorm.rms_norm", notebook and function; signature: as the reader's stub has it; returns: one name per
     result; cases: smallest first, since the first that differs is the one shown; tolerance: by dtype, where
     TOLERANCE does not fit; provides: names that the notebook has at that point and a saved solution may use.
+    Where the reader writes a class: call(candidate, *arguments) builds it, runs it and returns the result;
+    arguments: the names of a case's arguments, which then are not those of the signature.
     Mistakes are added with the decorator `mutant`.
     """
 
@@ -56,7 +58,10 @@ class Exercise:
     returns: tuple[str, ...] = ("result",)
     tolerance: dict[torch.dtype, float] = field(default_factory=dict)
     provides: dict[str, Any] = field(default_factory=dict)
+    call: Callable | None = None
+    arguments: tuple[str, ...] = ()
     mutants: list[Mutant] = field(default_factory=list)
+    outcomes: list[list] = field(default_factory=list, repr=False)  # of the mutants, kept by the first failed check
 
     def mutant(self, mistake: str, why: str, whose: str | None = None) -> Callable:
         """Decorator: adds the function below it to the list of mistakes."""
@@ -76,8 +81,18 @@ class Exercise:
         return self.name.split(".")[1]
 
     @property
-    def argument_names(self) -> list[str]:
+    def parameters(self) -> list[str]:
+        """The names in the signature."""
         return [name.strip() for name in self.signature.partition("(")[2].rstrip(")").split(",")]
+
+    @property
+    def argument_names(self) -> list[str]:
+        return list(self.arguments) or self.parameters
+
+    @property
+    def kind(self) -> str:
+        """What the reader writes: "function" or "class"."""
+        return "class" if self.call else "function"
 
     def allowed(self, dtype: torch.dtype) -> float:
         return {**TOLERANCE, **self.tolerance}.get(dtype, 0.0)

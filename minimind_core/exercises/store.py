@@ -1,4 +1,4 @@
-"""The reader's progress: the source of every function that passed, one file each, in notebooks/.progress/.
+"""The reader's progress: the source of every function or class that passed, one file each, in notebooks/.progress/.
 
 MINIMIND_PROGRESS=off: neither read nor written.
 """
@@ -66,7 +66,7 @@ def save(exercise: Exercise, function: Callable) -> str:
         return ""
     source = _source(function)
     if source is None:
-        return "Not saved: Python finds no source text for it. Only a function written with def in a cell is saved."
+        return "Not saved: Python finds no source text for it. Only a function or class written in a cell is saved."
     target = path(exercise)
     if target is None:
         return "Not saved: no notebooks folder is near. Start Jupyter in the project's folder to keep your progress."
@@ -193,16 +193,32 @@ def _write(target: Path, text: str) -> None:
 
 def _source(function: Callable) -> str | None:
     try:
-        source = textwrap.dedent(inspect.getsource(function))
+        source = _class_source(function) if inspect.isclass(function) else inspect.getsource(function)
+        source = textwrap.dedent(source)
         _definition(source)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
     return source
 
 
+def _class_source(cls: type) -> str:
+    """The text of a class, found through a method: before 3.13 Python finds none for a class written in a notebook."""
+    method = next((value for value in vars(cls).values() if inspect.isfunction(value)), None)
+    if method is None:
+        raise ValueError("the class has no method of its own")
+    lines, _ = inspect.findsource(method)
+    line = method.__code__.co_firstlineno
+    classes = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.ClassDef)]
+    around = [node for node in classes if node.name == cls.__name__ and node.lineno <= line <= node.end_lineno]
+    if not around:
+        raise ValueError("the method does not stand in the text of its class")
+    node = around[-1]
+    return "".join(lines[node.lineno - 1 : node.end_lineno])
+
+
 def _definition(source: str) -> str:
-    """The name of the one function that the text defines. Raises ValueError or SyntaxError if there is none."""
-    functions = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    if not functions:
-        raise ValueError("the text defines no function")
-    return functions[-1]
+    """The name of the last function or class in the text. Raises ValueError or SyntaxError if there is none."""
+    names = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    if not names:
+        raise ValueError("the text defines no function and no class")
+    return names[-1]

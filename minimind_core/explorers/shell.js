@@ -28,6 +28,7 @@ function render({ model, el }) {
     const message = pending;
     pending = null;
     waiting = setTimeout(() => (remark.textContent = NO_ANSWER), WAIT);
+    root.dataset.busy = "";
     try {
       model.send(message);
     } catch {
@@ -86,6 +87,13 @@ function render({ model, el }) {
       list.addEventListener("change", () => change(control.name, list.selectedIndex));
       return { nodes: [list], show: (value) => (list.selectedIndex = value.index) };
     },
+    text(control, id) {
+      const box = element("input", { type: "text", id, className: "mm-text", autocomplete: "off", spellcheck: false });
+      box.addEventListener("input", () => change(control.name, box.value)); // each letter moves the picture
+      box.addEventListener("blur", () => show());
+      const own = (value) => document.activeElement !== box && (box.value = value.text); // not under the typing hand
+      return { nodes: [box], show: own };
+    },
     toggle(control, id) {
       const box = element("input", { type: "checkbox", id });
       box.addEventListener("change", () => change(control.name, box.checked));
@@ -103,9 +111,15 @@ function render({ model, el }) {
     shows[control.name] = show;
   }
 
-  function show() {
+  function answered() {
     clearTimeout(waiting);
     waiting = null;
+    delete root.dataset.busy;
+    show();
+    send();
+  }
+
+  function show() {
     const shown = model.get("shown");
     for (const [name, value] of Object.entries(shown.controls)) {
       if (!(pending && (name in pending.set || pending.preset || pending.reset))) shows[name](value);
@@ -120,7 +134,6 @@ function render({ model, el }) {
     root.classList.toggle("mm-failed", Boolean(shown.error));
     remark.textContent = shown.remark;
     root.dataset.serial = shown.serial;
-    send();
   }
 
   const root = element(
@@ -142,9 +155,9 @@ function render({ model, el }) {
   });
   el.append(root);
   show();
-  model.on("change:shown", show);
+  model.on("change:shown", answered);
   return () => {
-    model.off("change:shown", show);
+    model.off("change:shown", answered);
     clearTimeout(waiting);
   };
 }

@@ -202,7 +202,40 @@ class Toggle:
         return [False, True]
 
 
-Control = Slider | Choice | Toggle
+@dataclass(frozen=True)
+class Text:
+    """A line of the reader's own text, at most `longest` characters. What is longer is cut, an empty one is refused."""
+
+    label: str
+    default: str
+    longest: int
+
+    def check(self, value: str) -> str:
+        """The text, if it is not empty and not too long. Raises ValueError with both lengths if it is."""
+        if not isinstance(value, str) or not 1 <= len(value) <= self.longest:
+            size = f"{len(value)} characters" if isinstance(value, str) else repr(value)
+            raise ValueError(f"{self.label} must be a text of 1 to {self.longest} characters; got {size}")
+        return value
+
+    def read(self, raw: str, current: str) -> tuple[str, str]:
+        if not raw:
+            return current, f"{self.label}: nothing is written; the text before is kept."
+        if len(raw) > self.longest:
+            return raw[: self.longest], f"{self.label}: {len(raw)} characters; the first {self.longest} are used."
+        return raw, ""
+
+    def spec(self) -> dict:
+        return {"kind": "text", "label": self.label}
+
+    def shown(self, value: str) -> dict:
+        return {"text": value}
+
+    def samples(self) -> list[str]:
+        """Values for a sweep: the default, one character, as long as allowed, and characters of several bytes."""
+        return [self.default, "a", (self.default * self.longest)[: self.longest], "é 漢 🙂"[: self.longest]]
+
+
+Control = Slider | Choice | Toggle | Text
 
 
 class Explorer(anywidget.AnyWidget):
