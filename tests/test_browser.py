@@ -46,6 +46,28 @@ def update(scene, result):
 controls = {"x": Slider("x", range(0, 11), 5), "wide": Toggle("long sentence", False)}
 Explorer("broken", controls=controls, compute=compute, draw=draw, update=update)"""
 
+WORKING = (
+    BROKEN.partition("def compute")[0]
+    + """\
+import time
+
+def work(x):
+    for i in range(1, 101):
+        if x != 5:
+            time.sleep(0.04)
+        yield i / 100, Result({"x": x * i / 100}, f"{i} of 100 slices with x = {x}")
+
+def draw(figure):
+    axes = figure.subplots()
+    axes.set(xlim=(0, 10), ylim=(0, 10))
+    return {"point": axes.plot([], [], "o")}
+
+def update(scene, result):
+    scene["point"][0].set_data([result.numbers["x"]], [result.numbers["x"]])
+
+Explorer("working", controls={"x": Slider("x", range(0, 11), 5)}, work=work, draw=draw, update=update)"""
+)
+
 STATE = """root => {
     const box = node => { const r = node.getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; };
     const [x, y] = box(root), picture = root.querySelector("img"), [px, py, pw, ph] = box(picture);
@@ -108,7 +130,9 @@ class Driver:
     def settled(self, *keys: str, failing: bool = False) -> dict:
         """Wait until nothing is under way, check the page, and return its state. keys: what was pressed."""
         self.page.wait_for_function(
-            "root => !('busy' in root.dataset) && root.querySelector('img').complete", arg=self.root, timeout=ANSWER
+            "root => !('busy' in root.dataset) && root.dataset.done === '1' && root.querySelector('img').complete",
+            arg=self.root,
+            timeout=ANSWER,
         )
         state = self.state()
         assert state["place"] == self.place, f"the picture or the output moved after {keys}"
@@ -212,7 +236,9 @@ def lab(chromium, tmp_path_factory):
     notebook.cells[0] |= {"outputs": [nbformat.from_dict(output)], "execution_count": 1}
     stored = broken.with_name("stored.ipynb")
     nbformat.write(notebook, stored)
-    with jupyter_lab([*NOTEBOOKS, broken, stored]) as running:
+    working = broken.with_name("working.ipynb")
+    nbformat.write(new_notebook(WORKING), working)
+    with jupyter_lab([*NOTEBOOKS, broken, working, stored]) as running:
         yield running
 
 
@@ -313,6 +339,29 @@ def test_after_a_restart_the_reader_is_told(lab, page):
     )
     close_notebook(page)
     assert page.problems == []
+
+
+def test_stop_is_heard_while_work_goes_on(lab, page):
+    open_notebook(page, lab, "working.ipynb")
+    run_all(page)
+    page.wait_for_selector(".mm-explorer img", timeout=ANSWER)
+    driver = Driver(page, page.query_selector(".mm-explorer"))
+    button = driver.root.query_selector(".mm-work button")
+    driver.root.query_selector("input").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("root => root.dataset.done > 0.1 && root.dataset.done < 1", arg=driver.root, timeout=ANSWER)
+    assert button.inner_text() == "Stop"
+    button.focus()
+    pressed = page.evaluate("() => performance.now()")
+    page.keyboard.press("Enter")
+    state = driver.settled()
+    assert page.evaluate("() => performance.now()") - pressed < 1000, "five seconds of work were not stopped"
+    assert state["remark"].startswith("Stopped at ") and not state["sentence"].startswith("100 of 100")
+    assert button.inner_text() == "Run again"
+    page.keyboard.press("Enter")
+    page.wait_for_function("root => root.dataset.done < 1", arg=driver.root, timeout=ANSWER)
+    assert driver.settled()["sentence"] == "100 of 100 slices with x = 6"
+    close_notebook(page)
 
 
 def test_stored_notebook_shows_the_picture(lab, page):

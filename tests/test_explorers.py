@@ -1,12 +1,15 @@
 """Every explorer, over its whole control grid, without a browser; and the shell that they share."""
 
+import asyncio
 import importlib.util
 import io
 import itertools
 import json
 import math
 import random
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -248,7 +251,9 @@ def small(compute=None, **options) -> Explorer:
         "name": Choice("name", ("a", "b"), "a"),
         "wide": Toggle("wide", False),
     }
-    return Explorer("small", controls=controls, compute=compute or square, draw=draw, update=update, **options)
+    if "work" not in options:
+        options["compute"] = compute or square
+    return Explorer("small", controls=controls, draw=draw, update=update, **options)
 
 
 def test_grids():
@@ -360,6 +365,95 @@ def test_only_a_change_of_what_stands_still_draws_everything(monkeypatch):
     assert len(draws) == 0
     explorer.set(wide=True)
     assert len(draws) == 1
+
+
+def counting(x, eps, name, wide):
+    """Work of ten slices; the fifth fails where x is 7."""
+    for i in range(1, 11):
+        if x == 7 and i == 5:
+            raise ArithmeticError("no seven here")
+        yield i / 10, Result({"x": x * i / 10, "top": 100}, f"{i} of 10 slices with x = {x}.")
+
+
+def test_work_gives_its_last_result_in_python():
+    explorer = small(work=counting)
+    assert explorer.sentence == "10 of 10 slices with x = 3." and explorer.shown["done"] == 1.0
+    explorer.set(x=5)
+    assert explorer.sentence == "10 of 10 slices with x = 5." and explorer.spec["works"]
+    assert explorer.compute(**explorer.values).numbers["x"] == 5
+    assert not small().spec["works"] and small().shown["done"] == 1.0
+
+
+def test_work_listens_between_two_slices():
+    explorer, seen = small(work=counting), []
+    explorer.observe(lambda change: seen.append((change.new["done"], change.new["sentence"][:9])), "shown")
+
+    async def until(done: float) -> None:
+        while explorer.shown["done"] < done:
+            await asyncio.sleep(0.001)
+
+    async def browser():
+        explorer._handle_custom_msg({"set": {"x": 4}}, [])
+        await asyncio.sleep(0.001)
+        await until(1.0)
+        assert [done for done, _ in seen] == [i / 10 for i in range(1, 11)]
+        explorer._handle_custom_msg({"set": {"x": 5}}, [])
+        await asyncio.sleep(0.001)
+        await until(0.3)
+        explorer._handle_custom_msg({"set": {"eps": "1e-5"}}, [])  # another control: the work begins anew
+        await asyncio.sleep(0.001)
+        assert explorer.values["x"] == 5 and explorer.shown["done"] < 0.3
+        await until(0.3)
+        explorer._handle_custom_msg({"stop": True}, [])
+        assert explorer.shown["remark"].startswith("Stopped at ") and explorer.shown["done"] == 1.0
+        count, picture = len(seen), explorer.png
+        await asyncio.sleep(0.05)
+        assert len(seen) == count and explorer.png is picture and explorer.sentence != "10 of 10 slices with x = 5."
+        explorer._handle_custom_msg({"stop": True}, [])  # nothing to stop: nothing is said
+        assert explorer.shown["done"] == 1.0
+        explorer._handle_custom_msg({"set": {}}, [])  # again
+        await asyncio.sleep(0.001)
+        await until(1.0)
+        assert explorer.sentence == "10 of 10 slices with x = 5." and explorer.remark == ""
+
+    asyncio.run(browser())
+
+
+def test_messages_from_two_threads_do_not_mix():
+    """JupyterLab hands a message to another thread of the kernel while the main one is busy."""
+
+    explorer, pictures, wrong = small(), {}, []
+    for x in (1, 4, 6, 9):
+        explorer.set(x=x)
+        pictures[explorer.shown["sentence"]] = explorer.shown["picture"]
+    update = explorer.update
+    explorer.update = lambda scene, result: (update(scene, result), time.sleep(0.002))
+
+    def press(positions):
+        for x in positions:
+            explorer._handle_custom_msg({"set": {"x": x}}, [])
+            wrong.append(pictures[explorer.shown["sentence"]] != explorer.shown["picture"])
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(press, [1, 9] * 10), pool.submit(press, [4, 6] * 10)]:
+            done.result()
+    assert not any(wrong)
+
+
+def test_work_that_fails_says_so_and_ends():
+    explorer = small(work=counting)
+
+    async def browser():
+        explorer._handle_custom_msg({"set": {"x": 7}}, [])
+        task = explorer._task
+        while not task.done():
+            await asyncio.sleep(0.001)
+        assert isinstance(task.exception(), ArithmeticError)
+
+    asyncio.run(browser())
+    assert explorer.shown["error"] == "ArithmeticError: no seven here" and explorer.shown["done"] == 1.0
+    explorer.set(x=2)
+    assert explorer.shown["error"] == ""
 
 
 def test_readers_own_matplotlib_settings_do_not_reach_the_picture():

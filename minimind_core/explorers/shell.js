@@ -60,6 +60,20 @@ function render({ model, el }) {
   presetRow.setAttribute("role", "group");
   presetRow.setAttribute("aria-label", "Presets");
 
+  // Work under way: how much is done, and one button that stops it or does it again.
+  const progress = element("progress", { max: 1 });
+  progress.setAttribute("aria-label", "done");
+  const doButton = element("button", { type: "button" });
+  doButton.addEventListener("click", () => {
+    if (model.get("shown").done < 1) {
+      pending = null;
+      model.send({ stop: true });
+    } else {
+      press({});
+    }
+  });
+  const workRow = element("div", { className: "mm-work", hidden: !spec.works }, progress, doButton);
+
   // Each control gives a row of the page and a function that shows a value.
   const makers = {
     slider(control, id) {
@@ -133,6 +147,9 @@ function render({ model, el }) {
     error.hidden = !shown.error;
     root.classList.toggle("mm-failed", Boolean(shown.error));
     remark.textContent = shown.remark;
+    progress.value = shown.done;
+    doButton.textContent = shown.done < 1 ? "Stop" : "Run again";
+    root.dataset.done = shown.done;
     root.dataset.serial = shown.serial;
   }
 
@@ -141,6 +158,7 @@ function render({ model, el }) {
     { className: "mm-explorer" },
     presetRow,
     element("div", { className: "mm-controls" }, ...rows),
+    workRow,
     picture,
     element("div", { className: "mm-words" }, sentence, error),
     remark,

@@ -13,14 +13,21 @@ an `<img>` whose text alternative is the sentence under it.
 
 The browser never has more than one change under way. While it waits for the answer it keeps only the newest value of
 each control, so holding a key down can't queue up pictures.
+
+What takes longer than a picture, such as training, gives `work(**values)` in place of compute: a generator that yields
+(share done, Result) after each slice of at most 50 ms. Each is drawn, with a progress bar; between two slices the
+kernel hears the browser, so a stop button and every other control stay alive. In Python the last result comes at once.
 """
 
+import asyncio
 import base64
 import math
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anywidget
@@ -242,12 +249,13 @@ class Explorer(anywidget.AnyWidget):
     """Controls, one picture, one sentence. Made by an explorer module's `explore(**start)`.
 
     name: the module's name. controls: a dict from the parameter names of `compute` to controls, in the order shown.
+    work: in place of compute, for what takes longer: a generator of (share done, Result), see above.
     presets: a dict from a name to the values that it sets; other controls stay. size: of the picture in inches, at
     100 dots per inch. start: values to begin with instead of the defaults.
 
     In Python: `explorer.set(eps=1e-5)`, `explorer.choose("MiniMind-2")`, `explorer.reset()`, `explorer.values`,
-    `explorer.result`, `explorer.sentence`, `explorer.png`. An exception in compute or update is shown in the picture's
-    place and raised.
+    `explorer.result`, `explorer.sentence`, `explorer.png`. An exception in compute, work or update is shown in the
+    picture's place and raised.
     """
 
     _esm = Path(__file__).with_name("shell.js")
@@ -260,7 +268,8 @@ class Explorer(anywidget.AnyWidget):
         name: str,
         *,
         controls: dict[str, Control],
-        compute: Callable[..., Result],
+        compute: Callable[..., Result] | None = None,
+        work: Callable[..., Iterator[tuple[float, Result]]] | None = None,
         draw: Callable,
         update: Callable,
         presets: dict[str, dict] | None = None,
@@ -269,7 +278,10 @@ class Explorer(anywidget.AnyWidget):
     ):
         super().__init__()
         self.name, self.controls, self.presets = name, controls, presets or {}
-        self.compute, self.update = _one_thread()(compute), update
+        self.work, self.update = work, update
+        self.compute = _one_thread()(compute or partial(_last, work))
+        # JupyterLab may send a message to another thread of the kernel than the one before it
+        self._lock, self._newest, self._task = threading.RLock(), 0, None
         self.values = {key: control.check(control.default) for key, control in controls.items()}
         self.remark = self.error = ""
         self.png = b""
@@ -294,9 +306,12 @@ class Explorer(anywidget.AnyWidget):
             "name": name,
             "size": self.canvas.get_width_height(),
             "presets": list(self.presets),
+            "works": work is not None,
             "controls": [{"name": key} | control.spec() for key, control in controls.items()],
         }
-        self._show(self.values | self._checked(start or {}, "start"))
+        values = self.values | self._checked(start or {}, "start")
+        known = (1.0, self.result) if values == self.values else None
+        self._show(values, step=known and (lambda: known))
 
     @property
     def sentence(self) -> str:
@@ -305,7 +320,9 @@ class Explorer(anywidget.AnyWidget):
 
     def set(self, **changes) -> None:
         """Move controls. Raises TypeError for an unknown control, ValueError for a value outside the limits."""
-        self._show(self.values | self._checked(changes, "set"))
+        with self._lock:
+            self._newest += 1
+            self._show(self.values | self._checked(changes, "set"))
 
     def choose(self, preset: str) -> None:
         """Set the values of a preset. Raises ValueError for an unknown one."""
@@ -315,7 +332,7 @@ class Explorer(anywidget.AnyWidget):
 
     def reset(self) -> None:
         """Back to the defaults."""
-        self._show({key: control.default for key, control in self.controls.items()})
+        self.set(**{key: control.default for key, control in self.controls.items()})
 
     def _checked(self, values: dict, where: str) -> dict:
         unknown = [key for key in values if key not in self.controls]
@@ -324,22 +341,54 @@ class Explorer(anywidget.AnyWidget):
         return {key: self.controls[key].check(value) for key, value in values.items()}
 
     def _handle_custom_msg(self, content: dict, buffers: list) -> None:
-        """What the browser sends: {"preset": name or null, "reset": bool, "set": {control: raw value}}."""
-        values, remarks = dict(self.values), []
-        if content.get("reset"):
-            values = {key: control.default for key, control in self.controls.items()}
-        if content.get("preset"):
-            values |= self.presets[content["preset"]]
-        for key, raw in content.get("set", {}).items():
-            values[key], remark = self.controls[key].read(raw, values[key])
-            remarks.append(remark)
-        self._show(values, " ".join(filter(None, remarks)))
+        """What the browser sends: {"preset": name or null, "reset": bool, "set": {control: raw value}}, or "stop"."""
+        with self._lock:
+            self._newest += 1
+            if content.get("stop"):
+                self._stopped()
+                return
+            values, remarks = dict(self.values), []
+            if content.get("reset"):
+                values = {key: control.default for key, control in self.controls.items()}
+            if content.get("preset"):
+                values |= self.presets[content["preset"]]
+            for key, raw in content.get("set", {}).items():
+                values[key], remark = self.controls[key].read(raw, values[key])
+                remarks.append(remark)
+            self.values, remark = values, " ".join(filter(None, remarks))
+            if self.work and (loop := _running_loop()):
+                self._task = loop.create_task(self._go_on(self._newest, remark))
+            else:
+                self._show(values, remark)
 
-    def _show(self, values: dict, remark: str = "") -> None:
-        """Bring controls, picture and sentence to these values, in one message to the browser."""
-        self.values, self.remark, self.error = values, remark, ""
+    async def _go_on(self, request: int, remark: str) -> None:
+        """Do the work slice by slice, and listen to the browser in between: a newer request ends it."""
+        values = self.values
+        one_slice = _one_thread()(partial(next, self.work(**values)))
+        while True:
+            with self._lock:
+                if request != self._newest:
+                    return
+                self._show(values, remark, one_slice)
+                if self.shown["done"] >= 1:
+                    return
+            await asyncio.sleep(0.001)
+
+    def _stopped(self) -> None:
+        """Keep what there is, and say how much of the work that is."""
+        if self.shown["done"] < 1:
+            self.remark = f"Stopped at {self.shown['done']:.0%}."
+        self._serial += 1
+        self.shown = self.shown | {"serial": self._serial, "remark": self.remark, "done": 1.0}
+
+    def _show(self, values: dict, remark: str = "", step: Callable[[], tuple[float, Result]] | None = None) -> None:
+        """Bring controls, picture and sentence to these values, in one message to the browser.
+
+        step: gives the result, and how much of the work is then done; all of it, unless said.
+        """
+        self.values, self.remark, self.error, done = values, remark, "", 1.0
         try:
-            result = self.compute(**values)
+            done, result = step() if step else (1.0, self.compute(**values))
             self.update(self.scene, result)
             self.png, self.result = self._paint(), result
         except Exception as error:
@@ -349,6 +398,7 @@ class Explorer(anywidget.AnyWidget):
             self._serial += 1
             self.shown = {
                 "serial": self._serial,
+                "done": 1.0 if self.error else done,
                 "picture": f"data:image/png;base64,{base64.b64encode(self.png).decode()}",
                 "sentence": self.sentence,
                 "remark": self.remark,
@@ -375,6 +425,20 @@ class Explorer(anywidget.AnyWidget):
         """The widget, and for readers without a kernel the present picture and the sentence."""
         data, metadata = super()._repr_mimebundle_(**kwargs)
         return data | {"text/plain": repr(self), "image/png": base64.b64encode(self.png).decode()}, metadata
+
+
+def _last(work: Callable[..., Iterator[tuple[float, Result]]], **values) -> Result:
+    """All of the work at once."""
+    *_, (_, result) = work(**values)
+    return result
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of a kernel that hears a browser; None in plain Python."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 @contextmanager
