@@ -58,44 +58,59 @@ contiguous | | | 00 | the numbers lie in memory in the order in which the axes c
 cross-entropy | | | 11 | minus the logarithm of the probability of the right token, averaged
 decoding | | | 05 | writing one token per pass, behind the cache
 dense | | | 00 | without experts: every token uses every parameter
+dropout | | | 04 | sets random numbers to 0 in training and enlarges the others
 embedding | E | vocab hidden | 10 | a table with one vector for each token
 epsilon | ε | | 01 | rms_norm_eps: keeps a norm from dividing by zero
 expert | | experts | 08 | one of several feed-forwards, of which a token visits k
+explicit path | | | 04 | attention step by step, with the weights kept; the fast path is scaled_dot_product_attention
 feed-forward | | intermediate | 06 | the part of a block that works on each token alone
 frequency | θᵢ | pairs | 02 | the angle by which pair i turns from one position to the next
+gain | | | 07 | what a stack makes of a small nudge at its bottom: the product of all I + J
 gate | | intermediate | 06 | the branch of SwiGLU that decides how much of each value passes
 grouped-query attention | | | 04 | several query heads share one key head and one value head
 head (attention) | | heads | 04 | one of several attentions side by side, each with its own features
 head (of the model) | | vocab | 10 | lm_head: from hidden states to logits
 head width | d | head_dim | 04 | features of one attention head, 96; called d in the formulas of RoPE and YaRN
 hidden size | d | hidden | 00 | width of the residual stream, 768
+hook | | | 07 | a function that PyTorch calls after a module has run
 ids | | batch seq | 00 | token numbers, the model's input
+in place | | | 07 | writing into an existing tensor instead of making a new one
 intermediate size | | intermediate | 06 | width inside the feed-forward: π times hidden, up to a multiple of 64
 K/V cache | | kv_heads | 05 | keys and values of the past, kept so that they are not computed again
+K/V head | | kv_heads | 04 | a key head and a value head together; serves n_rep query heads
 key | k | key | 04 | what a position offers to be found by
 labels | | batch seq | 11 | the ids again; the loss compares position t with label t + 1
 layer | | | 07 | another word for block
 logits | z | batch seq vocab | 10 | one score per token of the vocabulary; softmax makes probabilities of them
+mask | | | 04 | says which keys a query may see: 1 or True for seen
 mixture of experts | | | 08 | MoE: a router sends each token to k of the experts
+multi-head attention | MHA | | 04 | every query head has a K/V head of its own
+multi-query attention | MQA | | 04 | one K/V head for all query heads
 original length | L | | 03 | the window in which a model was trained before YaRN
+packing | | | 04 | several documents in one row; needs a mask with a row for each query
 padding | | | 04 | filler tokens that bring short texts to the length of the longest
 pair | i | pairs | 02 | two features of a head that turn together; head_dim / 2 of them
 parameter | | | 00 | a number that training changes
 past | P | | 05 | keys and values of all earlier positions, one pair of tensors per layer
 position | m | seq | 02 | place of a token in its text, from 0
+post-norm | | | 07 | the norm stands after each addition, on the stream; the Transformer of 2017
+pre-norm | | | 07 | the norm stands before each part, and the stream is never normed; Llama, MiniMind
 prefill | | | 05 | the pass over the whole prompt, which fills the cache
 QK-norm | | | 01 | RMSNorm on the query and the key of each head
 query | q | query | 04 | what a position looks for
 ramp | r | pairs | 03 | YaRN's passage from the pairs left alone (0) to the pairs slowed down (1)
+residual connection | | | 07 | the bare x in x + part(x): it carries the stream past each part
 residual stream | x | batch seq hidden | 00 | one vector per token, to which every block adds
 rms | | | 01 | root mean square: the typical size of the numbers of a vector
 RoPE | | | 02 | rotary position embedding: pairs of q and k are turned by their position
 router | | experts | 08 | the small layer that gives each token a probability per expert
+saturated | | | 04 | a softmax in which one weight is near 1: the gradient vanishes
 scale factor | s | | 03 | YaRN's factor: how many times longer the window becomes
 score | | query key | 04 | q times k, divided by the root of head_dim
 sequence | | seq | 00 | the tokens of one text, in order
 sigmoid | | | 06 | 1 / (1 + e^-z): squeezes any number to between 0 and 1
 SiLU | | | 06 | x times sigmoid(x), the activation of the gate
+softmax | | | 04 | turns scores into positive weights that sum to 1
 standard deviation | σ | | 00 | how far random numbers spread; initializer_range, 0.02, for the weights
 state dict | | | 00 | names and tensors of a model, as they are saved
 stride | | | 00 | steps in memory from one number to the next along an axis
@@ -110,6 +125,7 @@ up branch | | intermediate | 06 | the branch of SwiGLU that carries the value wh
 value | v | | 04 | what a position hands over when it is found
 visits | | visits | 09 | experts that one token passes through, shared ones included
 vocabulary | V | vocab | 13 | all tokens that the model knows, 6,400
+warm-up | | | 07 | the learning rate grows from 0 over the first steps
 wavelength | λ | pairs | 02 | positions until a pair has turned once around
 YaRN | | | 03 | a way to stretch RoPE to longer texts: slow pairs are slowed down further
 """

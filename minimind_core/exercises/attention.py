@@ -1,10 +1,13 @@
 """Exercises of notebook 04: repeated heads, the causal mask, the mask with padding, and the attention class."""
 
+import contextlib
 import functools
 import itertools
 import math
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import nn
 
@@ -37,8 +40,8 @@ repeated = Exercise(
 
 @repeated.mutant(
     "the heads are tiled: 0 1 0 1, where 0 0 1 1 belongs",
-    "the shape is the same, so nothing crashes, but half of the query heads read another head's keys. Trained weights "
-    "turn into noise. In einops: (kv_heads n_rep), not (n_rep kv_heads).",
+    "the shape is the same, so nothing crashes, but most query heads read another head's keys: 6 of 8 in MiniMind. "
+    "Trained weights turn into noise. In einops: (kv_heads n_rep), not (n_rep kv_heads).",
     "the operator Tile of ONNX, torch.Tensor.repeat and np.tile count this way.",
 )
 def tiled(x, n_rep):
@@ -483,6 +486,9 @@ def not_bool(queries, keys, attention_mask):
 # 4. GroupedQueryAttention --------------------------------------------------------------------------------------------
 
 
+MIX = "batch heads query key, batch key heads head_dim -> batch query heads head_dim"
+
+
 class GroupedQueryAttention(nn.Module):
     """The reference, cut into steps, so that each mistake is one step done otherwise."""
 
@@ -504,12 +510,8 @@ class GroupedQueryAttention(nn.Module):
         q, k, v = (self.split(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v, past = self.prepare(q, k, v, position_embeddings, past_key_value)
         seen = self.allowed(q.shape[1], k.shape[1], attention_mask).to(x.device)
-        weights = self.attn_dropout(self.weigh(self.score(q, self.repeat_k(k)), seen)).to(v.dtype)
-        mixed = einsum(
-            weights,
-            self.repeat_v(v),
-            "batch heads query key, batch key heads head_dim -> batch query heads head_dim",
-        )
+        weights = self.drop(self.weigh(self.score(q, self.repeat_k(k)), seen).to(v.dtype))
+        mixed = einsum(weights, self.repeat_v(v), MIX)
         return self.finish(self.merge(mixed)), past if use_cache else None
 
     def split(self, y):
@@ -549,6 +551,9 @@ class GroupedQueryAttention(nn.Module):
     def weigh(self, scores, seen):
         return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
 
+    def drop(self, weights):
+        return self.attn_dropout(weights)
+
     def merge(self, mixed):
         return rearrange(mixed, "batch seq heads head_dim -> batch seq (heads head_dim)")
 
@@ -556,11 +561,27 @@ class GroupedQueryAttention(nn.Module):
         return self.resid_dropout(self.o_proj(merged))
 
 
-class EverySecond(nn.Module):
-    """A dropout that always drops the same numbers: every second one of the last axis."""
+def every_second(x, p=0.5, training=True, inplace=False):
+    """In place of F.dropout: always drops the same numbers, every second one of the last axis."""
+    if not training or not p:
+        return x
+    return x * (1 - torch.arange(x.shape[-1], device=x.device) % 2).to(x.dtype) / (1 - p)
 
-    def forward(self, x):
-        return x * (1 - torch.arange(x.shape[-1], device=x.device) % 2).to(x.dtype)
+
+@contextlib.contextmanager
+def planned_dropout():
+    """Inside, dropout is every_second: in nn.Dropout, F.dropout and scaled_dot_product_attention alike."""
+    real = F.scaled_dot_product_attention
+
+    def planned(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **others):
+        if not dropout_p:
+            return real(q, k, v, attn_mask, 0.0, is_causal, **others)
+        unit = torch.eye(k.shape[-2], dtype=v.dtype).expand(*k.shape[:-1], -1)  # with it as values, weights come out
+        weights = every_second(real(q, k, unit, attn_mask, 0.0, is_causal, **others), dropout_p)
+        return weights @ v.repeat_interleave(q.shape[-3] // v.shape[-3], dim=-3)
+
+    with mock.patch.multiple(F, dropout=every_second, scaled_dot_product_attention=planned):
+        yield
 
 
 @functools.cache
@@ -574,23 +595,25 @@ def random_weights(config: MiniMindConfig) -> dict[str, torch.Tensor]:
 def run_attention(cls, config, x, first_chunk, attention_mask, training):
     """Build it, give it weights, run it: in one pass, or first_chunk tokens and then the rest with the cache.
 
-    training: each dropout is replaced by EverySecond. Returns the output and what is in the cache.
+    Dropout drops every second number. Returns the output and what is in the cache: nothing at all, [0], where the
+    past is None, [0, 0] where it is asked for and still empty.
     """
-    module = cls(config).eval()
+    module = cls(config).train(training)
     module.load_state_dict(random_weights(config))
-    if training:
-        module.attn_dropout, module.resid_dropout = EverySecond(), EverySecond()
+    module = module.to(x.dtype)
     cos, sin = precompute_freqs_cis(config.head_dim, x.shape[1], 100.0)
     past, outputs = None, []
     for start, end in itertools.pairwise(sorted({0, first_chunk or x.shape[1], x.shape[1]})):
         seen = None if attention_mask is None else attention_mask[:, :end].bool()
         tables = cos[start:end], sin[start:end]
-        with torch.no_grad():
+        with torch.no_grad(), planned_dropout():
             output, past = two(module(x[:, start:end], tables, past, first_chunk is not None, seen))
         outputs.append(output)
-    empty = past is None or (isinstance(past, core.LayerCache) and not past.length)
-    k, v = (torch.zeros(0), torch.zeros(0)) if empty else past
-    return torch.cat(outputs, dim=1), k, v
+    if past is None:
+        past = torch.zeros(0), torch.zeros(0)
+    elif isinstance(past, core.LayerCache) and not past.length:
+        past = (torch.zeros(0, 0), torch.zeros(0, 0)) if first_chunk else (torch.zeros(0), torch.zeros(0))
+    return torch.cat(outputs, dim=1), *past
 
 
 def two(returned):
@@ -612,7 +635,8 @@ def sizes(hidden: int, heads: int, kv_heads: int, head_dim: int, **others) -> Mi
     )
 
 
-SMALL, FOUR = sizes(6, 2, 1, 2), sizes(6, 4, 2, 4)
+SMALL, FOUR, PLAIN = sizes(6, 2, 1, 2), sizes(6, 4, 2, 4), sizes(6, 4, 2, 4, qk_norm=False)
+HALF_DROPPED = sizes(6, 4, 2, 4, dropout=0.5)
 
 grouped = Exercise(
     name="04_attention_gqa.GroupedQueryAttention",
@@ -629,21 +653,22 @@ grouped = Exercise(
         case("two tokens", SMALL, draw(1, 2, 6, seed=211), None, None, False),
         case("three tokens, four query heads, two K/V heads", FOUR, draw(2, 3, 6, seed=212), None, None, False),
         case("as many tokens as heads", FOUR, draw(2, 4, 6, seed=213), None, None, False),
-        case(
-            "no QK-norm, as in MiniMind-2", sizes(6, 4, 2, 4, qk_norm=False), draw(1, 3, 6, seed=214), None, None, False
-        ),
+        case("no QK-norm, as in MiniMind-2", PLAIN, draw(1, 3, 6, seed=214), None, None, False),
+        case("no QK-norm, and scores of hundreds", PLAIN, draw(1, 3, 6, seed=220, scale=12.0), None, None, False),
+        case("one token in bfloat16", SMALL, draw(1, 1, 6, seed=221, dtype=torch.bfloat16), None, None, False),
         case("padding on the left", FOUR, draw(2, 4, 6, seed=215), None, mask("0011", "1111"), False),
         case("four tokens, and a cache is asked for", FOUR, draw(1, 4, 6, seed=219), 4, None, False),
         case("three tokens, then two more with the cache", FOUR, draw(1, 5, 6, seed=216), 3, None, False),
         case("the cache and padding on the left", FOUR, draw(2, 4, 6, seed=217), 3, mask("0111", "1111"), False),
         case(
-            "in training, with a dropout that drops every second number",
-            FOUR,
+            "in training, with a dropout of every second number",
+            HALF_DROPPED,
             draw(1, 4, 6, seed=218),
             None,
             None,
             True,
         ),
+        case("the same, not in training", HALF_DROPPED, draw(1, 4, 6, seed=218), None, None, False),
     ],
 )
 
@@ -670,6 +695,18 @@ class NormAfterRotation(GroupedQueryAttention):
         return q, *past, past
 
 
+@grouped.mutant("k is not normalized, only q", "a score is bounded if both are: self.k_norm(k) belongs to the keys.")
+class KeysNotNormed(GroupedQueryAttention):
+    def normalize(self, q, k, v):
+        return self.q_norm(q), k, v
+
+
+@grouped.mutant("q is not normalized, only k", "a score is bounded if both are: self.q_norm(q) belongs to the queries.")
+class QueriesNotNormed(GroupedQueryAttention):
+    def normalize(self, q, k, v):
+        return q, self.k_norm(k), v
+
+
 @grouped.mutant("q_norm is used for k too", "each of the two has a weight of its own: q_norm(q), k_norm(k).")
 class OneNorm(GroupedQueryAttention):
     def normalize(self, q, k, v):
@@ -694,6 +731,24 @@ class NormedValues(GroupedQueryAttention):
 class NoRotation(GroupedQueryAttention):
     def rotate(self, q, k, v, position_embeddings):
         return q, k, v
+
+
+@grouped.mutant(
+    "k is not rotated, only q",
+    "a score shows the distance of two tokens only if both are turned. apply_rotary_pos_emb returns two tensors.",
+)
+class KeysNotRotated(GroupedQueryAttention):
+    def rotate(self, q, k, v, position_embeddings):
+        return super().rotate(q, k, v, position_embeddings)[0], k, v
+
+
+@grouped.mutant(
+    "q is not rotated, only k",
+    "a score shows the distance of two tokens only if both are turned. apply_rotary_pos_emb returns two tensors.",
+)
+class QueriesNotRotated(GroupedQueryAttention):
+    def rotate(self, q, k, v, position_embeddings):
+        return q, *super().rotate(q, k, v, position_embeddings)[1:]
 
 
 @grouped.mutant(
@@ -754,6 +809,35 @@ class PastIgnored(GroupedQueryAttention):
 
     def allowed(self, queries, keys, attention_mask):
         return allowed_keys(queries, keys, None if attention_mask is None else attention_mask[:, -keys:])
+
+
+@grouped.mutant(
+    "k and v are not taken out of the longer past: the new tokens see only each other",
+    "after past = past.append(k, v) the old keys are in past alone. Write k, v = past.",
+)
+class PastNotTakenOut(GroupedQueryAttention):
+    def prepare(self, q, k, v, position_embeddings, past):
+        q, k, v = self.rotate(*self.normalize(q, k, v), position_embeddings)
+        return q, k, v, self.remember(past, k, v)
+
+
+@grouped.mutant(
+    "no past is returned, though use_cache is True",
+    "the next tokens need the keys and values of these. Return the longer past beside the output.",
+)
+class NeverRemembers(GroupedQueryAttention):
+    def forward(self, x, position_embeddings, past_key_value=None, use_cache=False, attention_mask=None):
+        return super().forward(x, position_embeddings, past_key_value, False, attention_mask)
+
+
+@grouped.mutant(
+    "append is called, but what it returns is not kept",
+    "a LayerCache never changes: append returns a longer one, and the old one stays empty. Write past = "
+    "past.append(k, v).",
+)
+class AppendAlone(GroupedQueryAttention):
+    def remember(self, past, k, v):
+        return core.LayerCache() if past is None else past
 
 
 @grouped.mutant(
@@ -836,6 +920,35 @@ class ScaledByHeadDim(GroupedQueryAttention):
 class MultipliedByRoot(GroupedQueryAttention):
     def scale(self):
         return 1 / math.sqrt(self.head_dim)
+
+
+@grouped.mutant(
+    "the scores are [batch, heads, key, query]: keys and queries changed places",
+    "a row belongs to the token that asks. Here each token is asked by the others, and the mask hides the wrong half.",
+)
+class ScoresTransposed(GroupedQueryAttention):
+    def score(self, q, k):
+        return super().score(q, k).transpose(-2, -1)
+
+
+@grouped.mutant(
+    "exp is taken of the scores as they are",
+    "e to a score over 88 is infinity in float32, and infinity through infinity is NaN. Take the largest score away "
+    "first, or call softmax, which does.",
+)
+class NoMaximum(GroupedQueryAttention):
+    def weigh(self, scores, seen):
+        shares = scores.float().masked_fill(~seen, float("-inf")).exp()
+        return shares / shares.sum(dim=-1, keepdim=True)
+
+
+@grouped.mutant(
+    "the weights stay in float32, while the values are in the model's type",
+    "a product needs two of one type. Bring the weights back by .to(q.dtype).",
+)
+class NotBroughtBack(GroupedQueryAttention):
+    def drop(self, weights):
+        return self.attn_dropout(weights).float()
 
 
 @grouped.mutant(
@@ -948,6 +1061,18 @@ class BothTiled(GroupedQueryAttention):
 
 
 @grouped.mutant(
+    "k and v are not repeated: there are fewer of their heads than of the queries'",
+    "each query head needs a key head to meet. With one K/V head alone nothing crashes, since an axis of 1 broadcasts.",
+)
+class NotRepeated(GroupedQueryAttention):
+    def repeat_k(self, k):
+        return k
+
+    def repeat_v(self, v):
+        return v
+
+
+@grouped.mutant(
     "v is tiled, heads 0 1 0 1, while k is repeated as 0 0 1 1",
     "a query head finds a token by the keys of one head and takes the values of another.",
 )
@@ -1017,8 +1142,31 @@ class NoOutputProjection(GroupedQueryAttention):
     "MiniMind trains with a dropout of 0, so there it makes no difference.",
 )
 class NoWeightDropout(GroupedQueryAttention):
-    def __setattr__(self, name, value):
-        super().__setattr__(name, nn.Identity() if name == "attn_dropout" else value)
+    def drop(self, weights):
+        return weights
+
+
+@grouped.mutant(
+    "dropout falls on the scores, before softmax",
+    "a score of 0 still gets a share. self.attn_dropout belongs around the weights, after softmax.",
+)
+class ScoresDropped(GroupedQueryAttention):
+    def score(self, q, k):
+        return self.attn_dropout(super().score(q, k))
+
+    def drop(self, weights):
+        return weights
+
+
+@grouped.mutant(
+    "dropout falls outside training too",
+    "a model in use must give the same answer twice. self.attn_dropout knows self.training; F.dropout and "
+    "scaled_dot_product_attention have to be told.",
+)
+class AlwaysDrops(GroupedQueryAttention):
+    def forward(self, x, position_embeddings, past_key_value=None, use_cache=False, attention_mask=None):
+        self.attn_dropout.train()
+        return super().forward(x, position_embeddings, past_key_value, use_cache, attention_mask)
 
 
 @grouped.mutant(

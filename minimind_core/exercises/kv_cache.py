@@ -130,6 +130,16 @@ def none_not_handled(past_k, past_v, k, v):
     return torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
 
 
+@append.mutant(
+    "a tensor stands where a yes or no is wanted",
+    "PyTorch can't say whether a tensor of many numbers is true. Ask whether it is there: if past_k is None.",
+)
+def asked_for_truth(past_k, past_v, k, v):
+    if not past_k:
+        return k, v
+    return append_reference(past_k, past_v, k, v)
+
+
 # 2. decode_step ------------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +237,27 @@ def no_mask(q, k, v, past_k, past_v, cos, sin):
 
 
 @decode_step.mutant(
+    "the mask has a row for each key",
+    "its rows are the new queries: core.allowed_keys(new, past + new, None, device).",
+)
+def row_for_each_key(q, k, v, past_k, past_v, cos, sin):
+    q, k = turn(q, k, cos, sin, length(past_k))
+    k, v = append_reference(past_k, past_v, k, v)
+    return attend(q, k, v, causal_mask(k.shape[1], k.shape[1], q.device)), k, v
+
+
+@decode_step.mutant(
+    "the mask is the wrong way round",
+    "True means allowed here. A row without any allowed key gives NaN.",
+    "in torch.nn.MultiheadAttention True means forbidden.",
+)
+def mask_turned_round(q, k, v, past_k, past_v, cos, sin):
+    q, k = turn(q, k, cos, sin, length(past_k))
+    k, v = append_reference(past_k, past_v, k, v)
+    return attend(q, k, v, ~causal_mask(q.shape[1], k.shape[1], q.device)), k, v
+
+
+@decode_step.mutant(
     "the mask is skipped whenever there is a past",
     "that is right for one new token only. In a later chunk of a prompt the tokens would see what follows them.",
 )
@@ -255,6 +286,36 @@ def sees_the_next(q, k, v, past_k, past_v, cos, sin):
 def past_not_read(q, k, v, past_k, past_v, cos, sin):
     q, k = turn(q, k, cos, sin, length(past_k))
     return attend(q, k, v), *append_reference(past_k, past_v, k, v)
+
+
+@decode_step.mutant(
+    "the past is neither read nor handed on",
+    "the new tokens then look at their own chunk alone. Join past_k and past_v with the new k and v: that is append.",
+)
+def past_ignored(q, k, v, past_k, past_v, cos, sin):
+    q, k = turn(q, k, cos, sin, length(past_k))
+    return attend(q, k, v), k, v
+
+
+@decode_step.mutant(
+    "k and v are handed on with their heads repeated",
+    "the next pass expects kv_heads heads. Give the repeated tensors other names, and return what append gave.",
+)
+def handed_on_repeated(q, k, v, past_k, past_v, cos, sin):
+    n_rep = q.shape[2] // k.shape[2]
+    output, k, v = decode_step_reference(q, k, v, past_k, past_v, cos, sin)
+    return output, repeat_kv(k, n_rep), repeat_kv(v, n_rep)
+
+
+@decode_step.mutant(
+    "k or v is not repeated for the query heads",
+    "each query head needs a key and a value: core.repeat_kv(x, n_rep) with n_rep = heads / kv_heads, for both.",
+)
+def not_repeated(q, k, v, past_k, past_v, cos, sin):
+    q, k = turn(q, k, cos, sin, length(past_k))
+    k, v = append_reference(past_k, past_v, k, v)
+    weights = attention_weights(q, k, causal_mask(q.shape[1], k.shape[1], q.device))
+    return torch.einsum("bhqk,bkhd->bqhd", weights, repeat_kv(v, q.shape[2] // k.shape[2])), k, v
 
 
 @decode_step.mutant(
@@ -301,10 +362,25 @@ def query_not_turned(q, k, v, past_k, past_v, cos, sin):
     return attend(q, k, v), k, v
 
 
+@decode_step.mutant(
+    "the new keys are not turned, or are appended before the turn",
+    "apply_rotary_pos_emb returns both q and k, turned. The turned k goes into the append.",
+)
+def new_keys_not_turned(q, k, v, past_k, past_v, cos, sin):
+    q, _ = turn(q, k, cos, sin, length(past_k))
+    k, v = append_reference(past_k, past_v, k, v)
+    return attend(q, k, v), k, v
+
+
 @decode_step.mutant("neither q nor k is turned", "without the turn the new tokens have no position at all.")
 def nothing_turned(q, k, v, past_k, past_v, cos, sin):
     k, v = append_reference(past_k, past_v, k, v)
     return attend(q, k, v), k, v
+
+
+@decode_step.mutant("sin and cos are exchanged", "apply_rotary_pos_emb takes q, k, cos, sin: cos first.")
+def sin_first(q, k, v, past_k, past_v, cos, sin):
+    return decode_step_reference(q, k, v, past_k, past_v, sin, cos)
 
 
 @decode_step.mutant(
@@ -344,6 +420,22 @@ def tiled(q, k, v, past_k, past_v, cos, sin):
     k, v = append_reference(past_k, past_v, k, v)
     output = attend(q, *(x.repeat(1, 1, n_rep, 1) for x in (k, v)))
     return output, k, v
+
+
+@decode_step.mutant(
+    "the output has the heads before the tokens",
+    "the weights are [batch, heads, query, key], but the output is [batch, new, heads, head_dim], as q is.",
+    "scaled_dot_product_attention of PyTorch has its heads before the tokens.",
+)
+def heads_first(q, k, v, past_k, past_v, cos, sin):
+    output, k, v = decode_step_reference(q, k, v, past_k, past_v, cos, sin)
+    return output.transpose(1, 2), k, v
+
+
+@decode_step.mutant("output stands last in what is returned", "the caller unpacks output, k, v = ...: in this order.")
+def output_last(q, k, v, past_k, past_v, cos, sin):
+    output, k, v = decode_step_reference(q, k, v, past_k, past_v, cos, sin)
+    return k, v, output
 
 
 @decode_step.mutant(
@@ -422,6 +514,19 @@ def queries_too(config, batch, seq, bytes_each):
     return config.num_hidden_layers * batch * seq * width * bytes_each
 
 
+@cache_bytes.mutant("q is counted as a third tensor", "a query is used once, in its own pass: k and v are kept.")
+def three_tensors(config, batch, seq, bytes_each):
+    return cache_bytes_reference(config, batch, seq, bytes_each) // 2 * 3
+
+
+@cache_bytes.mutant(
+    "the numbers of MiniMind-3 are written in",
+    "other models have other layers and heads: read them from config.",
+)
+def fixed_model(config, batch, seq, bytes_each):
+    return cache_bytes_reference(MiniMindConfig(), batch, seq, bytes_each)
+
+
 @cache_bytes.mutant("these are numbers, not bytes", "multiply by bytes_each: 4 for float32, 2 for bfloat16.")
 def numbers_not_bytes(config, batch, seq, bytes_each):
     return cache_bytes_reference(config, batch, seq, 1)
@@ -459,7 +564,13 @@ def no_head_dim(config, batch, seq, bytes_each):
 
 
 class TinyModel(MiniMindForCausalLM):
-    """A model of 2 layers whose random weights are large enough to make it talkative; always the same."""
+    """A model of 2 layers whose random weights are large enough to make it talkative; always the same.
+
+    It takes no more positions in one pass than the longest prompt has. So who feeds the whole text each time can't pass
+    by counting only what is new.
+    """
+
+    longest = 9
 
     def __init__(self):
         config = MiniMindConfig(
@@ -476,6 +587,13 @@ class TinyModel(MiniMindForCausalLM):
             torch.manual_seed(0)
             super().__init__(config)
         self.eval().requires_grad_(False)
+
+    def forward(self, input_ids, *arguments, **options):
+        if input_ids.shape[1] > self.longest:
+            raise ValueError(
+                f"{input_ids.shape[1]} positions in one pass, more than any prompt here has: feed only what is new"
+            )
+        return super().forward(input_ids, *arguments, **options)
 
     def __repr__(self):
         return "a random model of 2 layers"
@@ -502,7 +620,7 @@ generate = Exercise(
     reference=generate_reference,
     returns=("ids", "fed"),
     cases=[
-        case("a prompt of two tokens, three new ones", TINY, torch.tensor([[5, 9]]), 3),
+        case("a prompt of two tokens, three new ones", TINY, torch.tensor([[5, 7]]), 3),
         case("a prompt of four tokens, one new one", TINY, torch.tensor([[7, 1, 30, 4]]), 1),
         case("two prompts of five tokens, six new ones", TINY, torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]]), 6),
         case("a prompt of nine tokens, ten new ones", TINY, torch.tensor([[11, 2, 29, 17, 3, 23, 5, 31, 13]]), 10),
@@ -578,6 +696,50 @@ def no_cache(model, ids, n):
         fed += ids.shape[1]
         ids = torch.cat([ids, greedy(model(ids).logits[:, -1])], dim=1)
     return ids, fed
+
+
+@generate.mutant(
+    "there is no cache, and fed counts only the new tokens",
+    "fed must tell the truth: the whole text goes through the model each time. Keep the past, feed one token.",
+)
+def no_cache_counted_as_one(model, ids, n):
+    longer = no_cache(model, ids, n)[0]
+    return longer, ids.shape[1] + n - 1
+
+
+@generate.mutant(
+    "the whole text is fed behind its own past, and fed counts only the new tokens",
+    "the old tokens then stand in the cache twice. Behind a past, feed only the new one.",
+)
+def all_again_counted_as_one(model, ids, n):
+    return all_again_with_cache(model, ids, n)[0], ids.shape[1] + n - 1
+
+
+@generate.mutant(
+    "the new token has lost an axis",
+    "argmax drops the axis that it reads: [batch] where [batch, 1] is wanted. keepdim=True keeps it.",
+)
+def axis_lost(model, ids, n):
+    new = model(ids, use_cache=True).logits[:, -1].argmax(dim=-1)
+    return torch.cat([ids, new], dim=1), ids.shape[1] + n - 1
+
+
+@generate.mutant(
+    "argmax runs along the batch",
+    "it then gives one number for each entry of the vocabulary. The vocabulary is the last axis: dim=-1.",
+)
+def along_the_batch(model, ids, n):
+    new = model(ids, use_cache=True).logits[:, -1].argmax(dim=0, keepdim=True)
+    return generate_reference(model, torch.cat([ids, new], dim=1)[:, ids.shape[1] :], n)
+
+
+@generate.mutant(
+    "fed counts the positions of all texts together",
+    "it counts those of one text: new.shape[1]. The texts of a batch go through side by side.",
+)
+def all_texts_counted(model, ids, n):
+    longer, fed = generate_reference(model, ids, n)
+    return longer, fed * ids.shape[0]
 
 
 @generate.mutant(

@@ -232,9 +232,9 @@ def sandwich(x, attention, mlp, input_norm, post_attention_norm):
 
 
 @whole.mutant(
-    "the addition is done in place, in the stream: x += ...",
+    "the addition writes into the stream itself, in place: x += attended",
     "the tensor that was handed in changes. Whoever kept it, a hook or the part itself, now holds other numbers, and "
-    "autograd may refuse the way back. x = x + ... makes a new tensor.",
+    "autograd may refuse the way back. x + attended is a new tensor.",
 )
 def in_place_stream(x, attention, mlp, input_norm, post_attention_norm):
     x += attention(input_norm(x))
@@ -292,7 +292,6 @@ gain = Exercise(
     "the factors stand in the wrong order: block 0 on the left",
     "a nudge meets block 0 first, so its matrix stands next to the nudge: (I + J_last) ... (I + J_0). Matrices do not "
     "commute.",
-    "for the gradient, as a row vector from the left, one also starts at the last block.",
 )
 def wrong_order(jacobians):
     return product(identity(jacobians) + jacobians.flip(0), identity(jacobians))

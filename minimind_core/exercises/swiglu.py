@@ -293,6 +293,32 @@ def not_transposed(x, gate_weight, up_weight, down_weight):
 
 
 @swiglu.mutant(
+    "down is not transposed: the product times down_weight",
+    "down_weight is [out, in] as well, so it is product @ down_weight.T. Only where width and hidden are equal does it "
+    "run without .T, and then the numbers are wrong.",
+)
+def down_not_transposed(x, gate_weight, up_weight, down_weight):
+    gate, up = branches(x, gate_weight, up_weight)
+    return (F.silu(gate) * up) @ down_weight
+
+
+@swiglu.mutant(
+    "both branches are made with gate_weight: silu(gate) * gate",
+    "the gate says how much, up says of what: the value has a matrix of its own.",
+)
+def one_weight(x, gate_weight, up_weight, down_weight):
+    return swiglu_reference(x, gate_weight, gate_weight, down_weight)
+
+
+@swiglu.mutant(
+    "x is added to the result",
+    "the block around the feed-forward adds x, so it would be added twice.",
+)
+def input_added(x, gate_weight, up_weight, down_weight):
+    return x + swiglu_reference(x, gate_weight, up_weight, down_weight)
+
+
+@swiglu.mutant(
     "x itself is gated: silu(gate) * x",
     "the value has a matrix of its own, up: what is gated is up(x). This runs only where width and hidden are equal.",
 )
@@ -319,6 +345,7 @@ width = Exercise(
         case("hidden 512", 512),
         case("hidden 100", 100),
         case("hidden 326, where pi * hidden is 1024.16", 326),
+        case("hidden 387, where pi * hidden is 1215.80", 387),
         case("hidden 1", 1),
         case("hidden 4096", 4096),
     ],
@@ -372,6 +399,22 @@ def not_aligned(hidden):
 
 
 @width.mutant(
+    "pi * hidden is not rounded at all",
+    "2412.7 columns don't exist. The width is a whole number of tiles of 64.",
+)
+def not_rounded(hidden):
+    return hidden * math.pi
+
+
+@width.mutant(
+    "pi * hidden is rounded up and then multiplied by 64, without the division by 64",
+    "64 belongs in twice: divide by it to count the tiles, round up, and multiply by it again.",
+)
+def not_divided(hidden):
+    return math.ceil(hidden * math.pi) * 64
+
+
+@width.mutant(
     "the width is rounded to a multiple of 256",
     "MiniMind's step is 64.",
     "the first Llama's multiple_of is 256.",
@@ -402,6 +445,22 @@ def rounded_first(hidden):
 )
 def pi_is_three(hidden):
     return up_to(3 * hidden, 64)
+
+
+@width.mutant(
+    "pi was rounded to 3.14",
+    "for 326 the product is then 1023.64, not 1024.16, and one tile is missing. math.pi has all the digits.",
+)
+def pi_is_short(hidden):
+    return up_to(3.14 * hidden, 64)
+
+
+@width.mutant(
+    "pi was rounded to 22/7",
+    "for 387 the product is then 1216.29, not 1215.80, and there is one tile too many. math.pi has all the digits.",
+)
+def pi_is_a_fraction(hidden):
+    return up_to(hidden * 22 / 7, 64)
 
 
 @width.mutant(
@@ -520,6 +579,34 @@ def outer_factor_forgotten(x):
 def no_complement(x):
     s = torch.sigmoid(x)
     return s + x * s
+
+
+@slope.mutant(
+    "the factor x of the second part is missing: s + s (1 - s)",
+    "the product rule is u' v + u v'. In the second part u = x stays as it is.",
+)
+def value_forgotten(x):
+    s = torch.sigmoid(x)
+    return s + s * (1 - s)
+
+
+@slope.mutant(
+    "the first part is 1, without the factor s",
+    "the product rule is u' v + u v'. u' is 1, but v = s stays as it is.",
+)
+def first_part_is_one(x):
+    s = torch.sigmoid(x)
+    return 1 + x * s * (1 - s)
+
+
+@slope.mutant(
+    "the sigmoid is written as exp(x) / (1 + exp(x)), which overflows",
+    "for large x both are infinite, and infinity / infinity is NaN. 1 / (1 + exp(-x)) and torch.sigmoid are safe.",
+)
+def overflow_in_slope(x):
+    grown = x.exp()
+    s = grown / (1 + grown)
+    return s * (1 + x * (1 - s))
 
 
 @slope.mutant(

@@ -98,11 +98,13 @@ def compute(placement: str, depth: int, scale: float, start: float, cancel: floa
     """Stream and gradient at every block, for all placements; the sentence is about the chosen one."""
     rms, grads, added = profiles(depth, scale, start, cancel)
     chosen = list(PLACEMENTS).index(placement)
-    own, share = rms[chosen], added[chosen, -1] / rms[chosen, -1]
+    own = rms[chosen]
     words = f"{placement.capitalize()}, {depth} {'block' if depth == 1 else 'blocks'}: "
     if np.isfinite(own).all():
         words += f"the rms of the stream goes from {own[0]:.2g} to {own[-1]:.2g}"
-        words += f"; the last block adds {share:.0%} of it. " if placement == "pre-norm" and not cancel else ". "
+        if placement == "pre-norm" and not cancel:
+            words += f"; the last block adds {added[chosen, -1] / own[-1]:.0%} of it"
+        words += ". "
     else:
         words += f"the stream overflows float32 in block {np.isfinite(own).argmin()}; then there is no gradient. "
     if np.isfinite(grads[chosen]).all():
@@ -115,8 +117,10 @@ def compute(placement: str, depth: int, scale: float, start: float, cancel: floa
         "rms": capped(rms, FLOORS[0], CEILINGS[0]),
         "grad": capped(grads, FLOORS[1], CEILINGS[1]),
         "added": capped(added[chosen], FLOORS[0], CEILINGS[0]),
+        "lost": ~np.isfinite(grads).all(axis=1),
     }
-    if not (np.array_equal(numbers["rms"], rms) and np.array_equal(numbers["grad"], grads)):
+    kept = ~numbers["lost"]
+    if not (np.array_equal(numbers["rms"], rms) and np.array_equal(numbers["grad"][kept], grads[kept])):
         words += "What lies beyond a picture is drawn at its edge."
     return Result(numbers, words.strip())
 
@@ -143,7 +147,7 @@ def draw(figure: Figure) -> dict:
         for name, look in PLACEMENTS.items()
     ]
     keys += panels["rms"].plot([], [], label="added by a block", **style.points("highlight"))
-    figure.legend(handles=keys, loc="outside upper center", ncols=4)
+    figure.legend(handles=keys, loc="outside upper center", ncols=4, handlelength=2.8)
     return scene
 
 
@@ -152,9 +156,11 @@ def update(scene: dict, result: Result) -> None:
     numbers = result.numbers
     for name in ("rms", "grad"):
         for i, values in enumerate(numbers[name]):
-            own, blocks = i == numbers["chosen"], range(len(values))
-            scene[name][i].set(data=(blocks, values), linewidth=2.5 if own else 1.2, alpha=1 if own else 0.6)
-            scene[f"{name} points"][i].set_data((blocks, values) if own else ([], []))
+            own, shown = i == numbers["chosen"], (range(len(values)), values)
+            if name == "grad" and numbers["lost"][i]:
+                shown = [], []  # a stream that overflowed sends nothing back
+            scene[name][i].set(data=shown, linewidth=2.5 if own else 1.2, alpha=1 if own else 0.6)
+            scene[f"{name} points"][i].set_data(shown if own else ([], []))
     added = numbers["added"]
     scene["added"].set_data(np.arange(len(added)) + 0.5, added)
     scene["enters"].set_data([len(added)], [1])

@@ -71,6 +71,12 @@ def _feature(gate: np.ndarray, up: np.ndarray, activation: str, form: str) -> tu
     return gate, up, gate * up
 
 
+def _labels(activation: str, form: str) -> tuple[str, str]:
+    """What the two curves are: each branch as it enters the product."""
+    bent = "{}" if activation == "none" else f"{activation}({{}})"
+    return ("gate", bent.format("up")) if form == EXCHANGED else (bent.format("gate"), "up")
+
+
 def compute(
     activation: str, form: str, gate_1: float, gate_2: float, up_1: float, up_2: float, angle: int, hidden: int
 ) -> Result:
@@ -100,7 +106,8 @@ def compute(
         "surface": surface,
         "gate": (gate_1, gate_2),
         "up": (up_1, up_2),
-        "plain": float(form == PLAIN),
+        "activation": list(FUNCTIONS).index(activation),
+        "form": FORMS.index(form),
         "direction": (east, north),
         "gate_part": gate_part,
         "up_part": up_part,
@@ -161,9 +168,7 @@ def draw(figure: Figure) -> dict:
         width, order = (3, 2) if name == "feature" else (1.8, 2.1)  # a branch is seen where it equals the feature
         (scene[name],) = line.plot([], [], **style.line(meaning), linewidth=width, zorder=order)
         sample = line.plot([-2.85, -2.15], [6.4 - row, 6.4 - row], **style.line(meaning), linewidth=width)
-        words = style.label(line, -2, 6.35 - row, name, meaning)
-        if name == "up":
-            scene["up_label"] = [*sample, words]
+        scene[f"{name}_label"] = [*sample, style.label(line, -2, 6.35 - row, name, meaning)]
     (scene["marks"],) = line.plot([], [], **style.points("highlight"), markersize=11)
 
     bars.set(title="Parameters, in units of h²", xlim=(0, 12.6), ylim=(3.6, -0.6), xticks=[0, 4, 8, 12])
@@ -196,10 +201,12 @@ def update(scene: dict, result: Result) -> None:
     few, at = surface[SIGNS, SIGNS], np.meshgrid(PLANE[SIGNS], PLANE[SIGNS])
     for artist, where in zip(scene["signs"], (few > NOTHING, few < -NOTHING, np.abs(few) <= NOTHING), strict=True):
         artist.set_data(at[0][where], at[1][where])
+    form = FORMS[numbers["form"]]
+    labels = _labels(list(FUNCTIONS)[numbers["activation"]], form)
     east, north = numbers["direction"]
     scene["line"][0].set_data([-REACH * east, REACH * east], [-REACH * north, REACH * north])
     for i, meaning in enumerate(("gate", "up")):
-        weight, hidden = numbers[meaning], meaning == "up" and numbers["plain"]
+        weight, hidden = numbers[meaning], meaning == "up" and form == PLAIN
         zero = ([], []) if hidden else _zero_line(weight)
         arrow = ([], []) if hidden else ([0, weight[0]], [0, weight[1]])
         scene["ground"][i].set_data(*zero)
@@ -208,8 +215,9 @@ def update(scene: dict, result: Result) -> None:
         scene["arrow"][i].set_data(*arrow)
         scene["tip"][i].set_data(arrow[0][1:], arrow[1][1:])
         scene[meaning].set_data(*(([], []) if hidden else (STEPS, numbers[f"{meaning}_part"])))
-    for artist in scene["up_label"]:
-        artist.set_visible(not numbers["plain"])
+        scene[f"{meaning}_label"][1].set_text(labels[i])
+        for artist in scene[f"{meaning}_label"]:
+            artist.set_visible(not hidden)
     scene["feature"].set_data(STEPS, numbers["product"])
     scene["marks"].set_data([1, 2], numbers["marked"])
     scene["stars"][0].set_data([east, 2 * east], [north, 2 * north])
