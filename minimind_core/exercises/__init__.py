@@ -29,6 +29,8 @@ BANKS = {
     "05_kv_cache": "kv_cache",
     "06_swiglu": "swiglu",
     "07_residual_block": "residual_block",
+    "08_moe_gate": "moe_gate",
+    "09_moe_dispatch": "moe_dispatch",
 }
 
 OURS = (

@@ -725,15 +725,6 @@ def axis_lost(model, ids, n):
 
 
 @generate.mutant(
-    "argmax runs along the batch",
-    "it then gives one number for each entry of the vocabulary. The vocabulary is the last axis: dim=-1.",
-)
-def along_the_batch(model, ids, n):
-    new = model(ids, use_cache=True).logits[:, -1].argmax(dim=0, keepdim=True)
-    return generate_reference(model, torch.cat([ids, new], dim=1)[:, ids.shape[1] :], n)
-
-
-@generate.mutant(
     "fed counts the positions of all texts together",
     "it counts those of one text: new.shape[1]. The texts of a batch go through side by side.",
 )
