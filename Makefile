@@ -21,7 +21,7 @@ test: lint  ## every test, every notebook, the browser tests
 	MINIMIND_DEVICE=cpu $(NBVAL) -n 2 --dist loadfile notebooks
 	$(BIN)/python -m pytest tests/test_browser.py
 
-test-gpu: $(VENV)/test.stamp  ## the same notebooks on a GPU (DEVICE=mps for Apple's)
+test-gpu: $(VENV)/test.stamp  ## the same notebooks on an NVIDIA GPU
 	MINIMIND_DEVICE=$(DEVICE) $(BIN)/python -c "import minimind_core; print('notebooks on', minimind_core.pick_device())"
 	MINIMIND_DEVICE=$(DEVICE) $(NBVAL) notebooks
 

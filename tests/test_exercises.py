@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import einops
 import pytest
 import torch
 import torch.nn.functional as F
@@ -142,6 +143,14 @@ def test_torch_not_implemented_is_an_error_and_no_stub():
 
     report = exercises.check(RMS, rms_norm)
     assert report.status == "stopped with an error" and "NotImplementedError" in repr(report)
+
+
+def test_a_librarys_not_implemented_is_an_error_and_no_stub():
+    def rms_norm(x, weight, eps):
+        return einops.einsum(x[None], weight, "b d, d -> (b d)")
+
+    report = exercises.check(RMS, rms_norm)
+    assert report.status == "stopped with an error" and "It happened in line 2 of rms_norm" in repr(report)
 
 
 def test_right_answers_written_in_other_ways_pass():
