@@ -283,6 +283,15 @@ def test_forgotten_return_is_named():
 
     assert "is there a `return`" in repr(exercises.check(RMS, rms_norm))
 
+    def only_its_arguments(x, weight, eps):
+        weight * x + eps
+
+    def docstring_alone(x, weight, eps):
+        """What it should do."""
+
+    assert "is there a `return`" in repr(exercises.check(RMS, only_its_arguments))
+    assert exercises.check(RMS, docstring_alone).status == "not attempted yet"
+
 
 def test_error_says_type_message_line_and_input():
     def rms_norm(x, weight, eps):

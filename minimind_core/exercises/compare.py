@@ -28,6 +28,8 @@ def difference(exercise: Exercise, wanted: Any, got: Any, loose: bool = False) -
     loose: used to recognize a mistake. Half precision may then differ by four units in the last place in every number,
     since a reader's order of operations need not be the bank's.
     """
+    if wanted is None:  # such as a gradient that a parameter did not get
+        return None if got is None else Difference(f"Wanted None, got {kind(got)}.", "None", kind(got))
     if isinstance(wanted, tuple):
         return _tuple_difference(exercise, wanted, got, loose)
     if torch.is_tensor(wanted):

@@ -81,6 +81,14 @@ whole = Exercise(
             Part("x -> x / 2", lambda x: x / 2),
         ),
         case(
+            "a feed-forward whose output lies in the memory of the stream",
+            draw(1, 2, 4, seed=706),
+            Part("x -> 2 x", lambda x: 2 * x),
+            Part("x -> its first number, spread out as a view", lambda x: x[..., :1].expand_as(x)),
+            Part("x -> x / 2", lambda x: x / 2),
+            Part("x -> x, the same tensor", lambda x: x),
+        ),
+        case(
             "two texts of three tokens, two different norms",
             draw(2, 3, 6, seed=701, scale=2.0),
             matrix_part("mean of the tokens so far, times a matrix", 702, mean_so_far),
@@ -197,6 +205,39 @@ def mlp_without_norm(x, attention, mlp, input_norm, post_attention_norm):
 
 
 @whole.mutant(
+    "both norms are missing: the parts read the stream itself",
+    "the stream grows from block to block, and the parts would get larger and larger numbers.",
+)
+def no_norms(x, attention, mlp, input_norm, post_attention_norm):
+    x = x + attention(x)
+    return x + mlp(x)
+
+
+@whole.mutant(
+    "the norm stands behind the part: x + norm(part(x))",
+    "the part then reads the stream itself, which grows; its norm belongs in front of it: part(norm(x)).",
+    "OLMo 2 norms the outputs, not the inputs.",
+)
+def norm_behind_the_part(x, attention, mlp, input_norm, post_attention_norm):
+    x = x + input_norm(attention(x))
+    return x + post_attention_norm(mlp(x))
+
+
+@whole.mutant(
+    "attention and feed-forward are exchanged",
+    "attention comes first: the feed-forward works on what attention fetched from other tokens.",
+)
+def exchanged_parts(x, attention, mlp, input_norm, post_attention_norm):
+    x = x + mlp(input_norm(x))
+    return x + attention(post_attention_norm(x))
+
+
+@whole.mutant("the feed-forward is missing", "the equation has two lines; this is only the first.")
+def only_attention(x, attention, mlp, input_norm, post_attention_norm):
+    return x + attention(input_norm(x))
+
+
+@whole.mutant(
     "attention replaces the stream: the first addition is missing",
     "what the blocks before wrote is lost, and so is the straight way of the gradient.",
 )
@@ -233,8 +274,8 @@ def sandwich(x, attention, mlp, input_norm, post_attention_norm):
 
 @whole.mutant(
     "the addition writes into the stream itself, in place: x += attended",
-    "the tensor that was handed in changes. Whoever kept it, a hook or the part itself, now holds other numbers, and "
-    "autograd may refuse the way back. x + attended is a new tensor.",
+    "whoever kept that tensor, a hook or the norm, now holds other numbers, and autograd may refuse the way back. A "
+    "clone at the top does not help: the norm reads the clone. x + attended is a new tensor.",
 )
 def in_place_stream(x, attention, mlp, input_norm, post_attention_norm):
     x += attention(input_norm(x))
@@ -250,6 +291,17 @@ def in_place_attended(x, attention, mlp, input_norm, post_attention_norm):
     attended = attention(input_norm(x))
     attended += x
     return attended + mlp(post_attention_norm(attended))
+
+
+@whole.mutant(
+    "the second addition writes into the stream in place: x += fed",
+    "the second norm has read this x. Autograd kept it for the way back, and refuses when you train. x + fed is a new "
+    "tensor.",
+)
+def second_in_place(x, attention, mlp, input_norm, post_attention_norm):
+    x = x + attention(input_norm(x))
+    x += mlp(post_attention_norm(x))
+    return x
 
 
 # 2. stream_gain ------------------------------------------------------------------------------------------------------
@@ -360,6 +412,35 @@ def transposed(jacobians):
 )
 def minus(jacobians):
     return product(identity(jacobians) - jacobians, identity(jacobians))
+
+
+@gain.mutant(
+    "the identity is added to the product so far: I + J times the gain",
+    "then only J acts on the gain so far. The stream passes it on as well: gain + J times gain.",
+)
+def identity_plus_rest(jacobians):
+    total = identity(jacobians)
+    for jacobian in jacobians:
+        total = identity(jacobians) + jacobian @ total
+    return total
+
+
+@gain.mutant("the loop starts with zeros", "zero times anything is zero. A product starts with the identity matrix.")
+def starts_with_zeros(jacobians):
+    return product(identity(jacobians) + jacobians, torch.zeros_like(jacobians[0]))
+
+
+@gain.mutant(
+    "the loop starts with a matrix full of ones",
+    "the neutral element of @ is the identity matrix, torch.eye: ones on the diagonal only.",
+)
+def starts_with_ones(jacobians):
+    return product(identity(jacobians) + jacobians, torch.ones_like(jacobians[0]))
+
+
+@gain.mutant("only block 0 is used", "is the `return` inside the loop? It ends the function after one round.")
+def only_first(jacobians):
+    return stream_gain_reference(jacobians[:1])
 
 
 @gain.mutant("the last block is left out", "a loop over range(len(jacobians) - 1) ends one block early.")
@@ -510,6 +591,25 @@ def all_from_x(blocks, x, grad):
     start = x.clone().requires_grad_()
     sizes = [torch.autograd.grad(block(start), start, grad)[0].norm() for block in blocks]
     return torch.stack([*sizes, grad.norm()])
+
+
+@arriving.mutant(
+    "the stream is added once more to what a block returns",
+    "these blocks are whole: the residual connection is inside them.",
+)
+def residual_twice(blocks, x, grad):
+    return layer_gradients_reference([lambda x, block=block: x + block(x) for block in blocks], x, grad)
+
+
+@arriving.mutant(
+    "autograd does not follow x: nothing asked for its gradient",
+    "begin the stream with a copy that wants one: x.clone().requires_grad_().",
+)
+def no_gradient_wanted(blocks, x, grad):
+    stream = [x]
+    for block in blocks:
+        stream.append(block(stream[-1]))
+    return torch.stack([g.norm() for g in torch.autograd.grad(stream[-1], stream, grad)])
 
 
 @arriving.mutant(

@@ -1,0 +1,166 @@
+"""An expert without tokens under DistributedDataParallel: two real processes on gloo, two training steps each.
+
+The processes import this file and run `process`. They meet through a file, so no port has to be free; after LIMIT
+they are killed.
+"""
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from reference import tiny_config, tiny_model
+from torch.nn.parallel import DistributedDataParallel
+
+from minimind_core import MOEFeedForward
+
+LIMIT = 90  # seconds for both processes
+PATIENCE = datetime.timedelta(seconds=30)  # of one process that waits for the other
+EXPERTS, IDLE, HIDDEN = 4, 3, 64
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of PyTorch has no torch.distributed")
+
+
+class Skipping(MOEFeedForward):
+    """Runs only the experts that have tokens, as for inference, also where gradients are wanted."""
+
+    def _dispatch(self, tokens, expert_idx, weight):
+        output = torch.zeros_like(tokens)
+        for i, expert in enumerate(self.experts):
+            chosen = (expert_idx == i).nonzero().flatten()
+            if len(chosen):
+                result = expert(tokens[chosen // self.k]) * weight[chosen, None]
+                output = output.index_add(0, chosen // self.k, result)
+        return output
+
+
+def routed(kind: type[MOEFeedForward]) -> MOEFeedForward:
+    """A layer whose router sends a token to the expert of its largest feature, with its real probability as weight."""
+    config = tiny_config(use_moe=True, num_experts=EXPERTS, num_experts_per_tok=1, norm_topk_prob=False)
+    torch.manual_seed(0)
+    layer = kind(config)
+    with torch.no_grad():
+        layer.gate.weight.copy_(8 * torch.eye(EXPERTS, HIDDEN))
+    return layer
+
+
+def train(rank: int, layer: torch.nn.Module, idle: bool, **options) -> dict:
+    """Two steps of AdamW. idle: no token of this rank goes to the last expert. Says what happened, ranks compared."""
+    parallel = DistributedDataParallel(layer, **options)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    visited = [0, 1, 2, 1 if idle else IDLE]
+    x = (1 + rank) * torch.eye(HIDDEN)[visited][None]  # another length on each rank, so other gradients
+    weight = layer.experts[IDLE].down_proj.weight
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    for step in range(2):
+        try:
+            optimizer.zero_grad()
+            (parallel(x) - 1).square().mean().backward()
+        except RuntimeError as error:
+            return {"step": step, "error": str(error)}
+        own = weight.grad
+        optimizer.step()
+    flat = torch.cat([parameter.detach().flatten() for parameter in layer.parameters()])
+    both = [torch.zeros_like(flat), torch.zeros_like(flat)]
+    dist.all_gather(both, flat)
+    return {
+        "error": None,
+        "idle gradient": None if own is None else own.abs().max().item(),
+        "trained": sum(not torch.equal(a, b) for a, b in zip(before, layer.parameters(), strict=True)),
+        "equal": torch.equal(*both),
+    }
+
+
+def train_model(rank: int) -> dict:
+    """Two steps of a whole small model with more experts than either rank's tokens can visit."""
+    model = tiny_model(use_moe=True, num_experts=16, num_experts_per_tok=2).train()
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ids = torch.arange(4)[None] + 10 * rank
+    for _ in range(2):
+        optimizer.zero_grad()
+        output = parallel(ids, labels=ids)
+        (output.loss + output.aux_loss).backward()
+        missing = sum(parameter.grad is None for parameter in model.parameters())
+        optimizer.step()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    both = [torch.zeros_like(flat), torch.zeros_like(flat)]
+    dist.all_gather(both, flat)
+    return {"missing": missing, "equal": torch.equal(*both)}
+
+
+def process(rank: int, folder: str):
+    """All trials of one of the two processes; prints what happened as JSON."""
+    store = dist.FileStore(str(Path(folder) / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=PATIENCE)
+    trials = {
+        "core": lambda: train(rank, routed(MOEFeedForward), idle=True),
+        "core, one rank idle": lambda: train(rank, routed(MOEFeedForward), idle=rank == 1),
+        "skipping": lambda: train(rank, routed(Skipping), idle=True),
+        "unused": lambda: train(rank, routed(Skipping), idle=True, find_unused_parameters=True),
+        "unused, one rank idle": lambda: train(rank, routed(Skipping), idle=rank == 1, find_unused_parameters=True),
+        "model": lambda: train_model(rank),
+        # last, since the ranks do not come out of it together
+        "skipping, one rank idle": lambda: train(rank, routed(Skipping), idle=rank == 1),
+    }
+    print(json.dumps({name: trial() for name, trial in trials.items()}), flush=True)
+    os._exit(0)  # a group with a broken connection aborts the process when it is taken down
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> list[dict]:
+    """What each of the two processes found."""
+    folder = tmp_path_factory.mktemp("ddp")
+    paths = [Path(__file__).parent, Path(__file__).parents[1]]
+    code = f"import sys; sys.path[:0] = {list(map(str, paths))}; import test_core_ddp; test_core_ddp.process"
+    commands = [[sys.executable, "-c", f"{code}({rank}, {str(folder)!r})"] for rank in range(2)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **options) for command in commands]
+    try:
+        outputs = [one.communicate(timeout=LIMIT) for one in processes]
+    finally:
+        for one in processes:
+            one.kill()
+            one.wait()
+    assert all(one.returncode == 0 for one in processes), "\n".join(error for _, error in outputs)
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+@pytest.mark.parametrize("trial", ["core", "core, one rank idle"])
+def test_an_idle_expert_of_the_core_works_in_default_ddp(results, trial):
+    for rank in results:
+        assert rank[trial]["error"] is None and rank[trial]["equal"]
+        assert rank[trial]["trained"] == 1 + 3 * EXPERTS  # the idle expert too: weight decay
+    idle = [rank[trial]["idle gradient"] for rank in results]
+    assert idle[0] == idle[1] and (idle[0] == 0) == (trial == "core")  # one rank's gradient reaches both
+
+
+def test_a_whole_model_with_idle_experts_works_in_default_ddp(results):
+    assert all(rank["model"] == {"missing": 0, "equal": True} for rank in results)
+
+
+def test_skipped_experts_raise_at_the_next_step(results):
+    for rank in results:
+        assert rank["skipping"]["step"] == 1 and UNFINISHED in rank["skipping"]["error"]
+
+
+def test_skipped_on_one_rank_stops_both(results):
+    """The rank with the idle expert raises at its next step; the other waits inside backward until that one is gone."""
+    busy, idle = (rank["skipping, one rank idle"] for rank in results)
+    assert idle["step"] == 1 and UNFINISHED in idle["error"]
+    assert busy["step"] == 0 and busy["error"]
+
+
+def test_find_unused_parameters_allows_skipping(results):
+    for rank in results:
+        for trial in ("unused", "unused, one rank idle"):
+            assert rank[trial]["error"] is None and rank[trial]["equal"]
+        assert rank["unused"]["idle gradient"] is None  # skipped on every rank: no gradient, so no weight decay either
+        assert rank["unused"]["trained"] == 1 + 3 * (EXPERTS - 1)
+        assert rank["unused, one rank idle"]["idle gradient"] > 0
