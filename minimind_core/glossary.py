@@ -48,12 +48,16 @@ attention weights | | heads query key | 04 | softmax of the scores: how much eac
 auxiliary loss | | | 08 | a small extra loss that spreads the tokens over the experts
 base | B | | 02 | rope_theta, 1,000,000: the larger, the slower the slowest pair turns
 batch | | batch | 00 | texts that are computed at the same time
+batch level, sequence level | | | 08 | the auxiliary loss over all tokens, or for each text and then the mean
 bias | | | 06 | a learned vector added after a matrix; MiniMind has none
 block | | | 07 | attention and feed-forward, each behind its norm, each added to the stream
 branch | | | 05 | two continuations that share one past
 buffer | | | 00 | a tensor of a module that moves with it but is not trained
+capacity | | | 08 | the most tokens that one expert takes; later ones are dropped
 causal mask | | query key | 04 | lets a query see its own position and those before it
 chunk | | | 05 | several new tokens fed at once, behind a past
+coefficient | | | 08 | the small factor of the auxiliary loss, router_aux_loss_coef
+collapse | | | 08 | all tokens go to one or a few experts
 contiguous | | | 00 | the numbers lie in memory in the order in which the axes count them
 cross-entropy | | | 11 | minus the logarithm of the probability of the right token, averaged
 decoding | | | 05 | writing one token per pass, behind the cache
@@ -73,6 +77,7 @@ head (of the model) | | vocab | 10 | lm_head: from hidden states to logits
 head width | d | head_dim | 04 | features of one attention head, 96; called d in the formulas of RoPE and YaRN
 hidden size | d | hidden | 00 | width of the residual stream, 768
 hook | | | 07 | a function that PyTorch calls after a module has run
+idle expert | | experts | 08 | an expert that no token visits
 ids | | batch seq | 00 | token numbers, the model's input
 in place | | | 07 | writing into an existing tensor instead of making a new one
 intermediate size | | intermediate | 06 | width inside the feed-forward: π times hidden, up to a multiple of 64
@@ -81,8 +86,10 @@ K/V head | | kv_heads | 04 | a key head and a value head together; serves n_rep 
 key | k | key | 04 | what a position offers to be found by
 labels | | batch seq | 11 | the ids again; the loss compares position t with label t + 1
 layer | | | 07 | another word for block
+load | f | experts | 08 | the share of all choices that went to an expert; it has no gradient
 logits | z | batch seq vocab | 10 | one score per token of the vocabulary; softmax makes probabilities of them
 mask | | | 04 | says which keys a query may see: 1 or True for seen
+mean probability | P | experts | 08 | an expert's router probability, averaged over the tokens
 mixture of experts | | | 08 | MoE: a router sends each token to k of the experts
 multi-head attention | MHA | | 04 | every query head has a K/V head of its own
 multi-query attention | MQA | | 04 | one K/V head for all query heads
@@ -113,13 +120,16 @@ SiLU | | | 06 | x times sigmoid(x), the activation of the gate
 softmax | | | 04 | turns scores into positive weights that sum to 1
 standard deviation | σ | | 00 | how far random numbers spread; initializer_range, 0.02, for the weights
 state dict | | | 00 | names and tensors of a model, as they are saved
+straight-through | | | 08 | one value forward, another gradient backward
 stride | | | 00 | steps in memory from one number to the next along an axis
 SwiGLU | | | 06 | down(silu(gate(x)) * up(x)), MiniMind's feed-forward
 temperature | T | | 15 | divides the logits before sampling: low is cautious, high is wild
 tied | | | 10 | embedding and head are one Parameter
 token | | tokens | 13 | a piece of text with a number; in these first notebooks, a byte
+token choice, expert choice | | | 08 | tokens take their experts, or experts take their tokens
 token-layer | | | 05 | one token going through one layer, a unit of work
-top-k, top-p | k, p | | 15 | sample only from the k likeliest tokens, or from those that make up p
+top-k (of the router) | k | k | 08 | the k most probable experts of a token
+top-k, top-p (of sampling) | k, p | | 15 | sample only from the k likeliest tokens, or from those that make up p
 turns | β | | 03 | how often a pair goes around in the original window; beta_fast and beta_slow are such
 up branch | | intermediate | 06 | the branch of SwiGLU that carries the value which the gate lets pass
 value | v | | 04 | what a position hands over when it is found

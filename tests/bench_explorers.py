@@ -59,13 +59,40 @@ def percentile(times: list[float], part: float) -> float:
     return sorted(times)[min(len(times) - 1, int(part * len(times)))]
 
 
-def kernel_part(explorer: Explorer, key: str) -> tuple[str, float, float]:
+def moves(control) -> list[tuple[object, str, str]]:
+    """The steps from the default to a neighbor: its value, the key that leads there, the key that leads back."""
+    if isinstance(control, Slider):
+        index, last = control.nearest(control.default), len(control.grid) - 1
+        right = [(control.grid[index + 1], "ArrowRight", "ArrowLeft")] if index < last else []
+        return right + ([(control.grid[index - 1], "ArrowLeft", "ArrowRight")] if index else [])
+    if isinstance(control, Choice):
+        index, last = control.options.index(control.default), len(control.options) - 1
+        down = [(control.options[index + 1], "ArrowDown", "ArrowUp")] if index < last else []
+        return down + ([(control.options[index - 1], "ArrowUp", "ArrowDown")] if index else [])
+    if isinstance(control, Text):
+        return [(control.default[:-1], "Backspace", control.default[-1])]
+    return [(not control.default, "Space", "Space")]
+
+
+def visible_move(explorer: Explorer, key: str) -> tuple[object, str, str] | None:
+    """The first step that changes the picture, if there is one."""
+    explorer.reset()
+    for move in moves(explorer.controls[key]):
+        before = explorer.png
+        explorer.set(**{key: move[0]})
+        changed = explorer.png != before
+        explorer.reset()
+        if changed:
+            return move
+    return None
+
+
+def kernel_part(explorer: Explorer, key: str, near) -> tuple[str, float, float]:
     """Kind of the control, and for one step the median milliseconds that pass and that the processor works."""
-    control, passed, worked, draws = explorer.controls[key], [], [], []
+    passed, worked, draws = [], [], []
     draw = explorer.canvas.draw
     explorer.canvas.draw = lambda: (draws.append(1), draw())
-    explorer.reset()
-    for value in steps(control):
+    for value in [near, explorer.controls[key].default] * (PRESSES // 2):
         start, busy = time.perf_counter(), time.process_time()
         explorer.set(**{key: value})
         passed.append((time.perf_counter() - start) * 1000)
@@ -74,47 +101,20 @@ def kernel_part(explorer: Explorer, key: str) -> tuple[str, float, float]:
     return ("axes" if len(draws) > PRESSES // 3 else "moves"), median(passed), median(worked)
 
 
-def steps(control) -> list:
-    """The default's neighbor and the default in turns: what the keys of `browser_part` do."""
-    if isinstance(control, Slider):
-        index = control.nearest(control.default)
-        near = control.grid[index + 1 if index + 1 < len(control.grid) else index - 1]
-    elif isinstance(control, Choice):
-        index = control.options.index(control.default)
-        near = control.options[index - 1 if index else 1]
-    elif isinstance(control, Text):
-        near = control.default[:-1]
-    else:
-        near = not control.default
-    return [near, control.default] * (PRESSES // 2)
-
-
-def keys(control) -> tuple[str, str]:
-    """Two keys which move the control by one step and back."""
-    if isinstance(control, Slider):
-        last = control.nearest(control.default) == len(control.grid) - 1
-        return ("ArrowLeft", "ArrowRight") if last else ("ArrowRight", "ArrowLeft")
-    if isinstance(control, Choice):
-        return ("ArrowDown", "ArrowUp") if control.options.index(control.default) == 0 else ("ArrowUp", "ArrowDown")
-    if isinstance(control, Text):
-        return "Backspace", control.default[-1]
-    return "Space", "Space"
-
-
-def browser_part(page, root, key: str, control) -> dict:
-    """Press the control's keys in turns, slowly, then rapidly; returns what WATCH saw."""
+def browser_part(page, root, key: str, control, there_and_back: tuple[str, str]) -> dict:
+    """Press the two keys in turns, slowly, then rapidly; returns what WATCH saw."""
     root.query_selector(f"[data-name={key}] :is(input, select)").focus()
     if isinstance(control, Text):
         page.keyboard.press("End")
     root.evaluate(WATCH)
     for press in range(PRESSES):
-        page.keyboard.press(keys(control)[press % 2])
+        page.keyboard.press(there_and_back[press % 2])
         page.wait_for_timeout(PAUSE)
     page.wait_for_timeout(500)
     seen = page.evaluate(RESULT)
     root.evaluate(WATCH)
     for press in range(HELD):
-        page.keyboard.press(keys(control)[press % 2])  # in turns, so that no end is reached
+        page.keyboard.press(there_and_back[press % 2])  # in turns, so that no end is reached
         page.wait_for_timeout(REPEAT)
     page.wait_for_timeout(1500)
     burst = page.evaluate(RESULT)
@@ -152,8 +152,13 @@ def bench(page, lab, name: str) -> None:
     page.wait_for_timeout(1500)
     everything = {"moves": [], "axes": []}
     for key, control in explorer.controls.items():
-        kind, passed, worked = kernel_part(explorer, key)
-        seen = browser_part(page, root, key, control)
+        move = visible_move(explorer, key)
+        if move is None:
+            print(f"{name:12} {key:18} changes nothing beside the defaults", flush=True)
+            continue
+        near, *there_and_back = move
+        kind, passed, worked = kernel_part(explorer, key, near)
+        seen = browser_part(page, root, key, control, there_and_back)
         everything[kind] += seen["took"]
         p50, p90 = percentile(seen["took"], 0.5), percentile(seen["took"], 0.9)
         line = f"{name:12} {key:18} {kind:6} {passed:6.1f} {worked:5.1f} {p50:6.0f} {p90:6.0f} {seen['tail']:6.0f}"

@@ -159,7 +159,7 @@ def _still_a_stub(function: Callable, outcome: Outcome) -> str | None:
     return "The function still raises NotImplementedError. Replace that line by your code and run both cells again."
 
 
-NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}  # a body of `pass`, or a docstring alone
+NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}  # `pass`, or a docstring alone
 
 
 def _does_nothing(function: Callable) -> bool:

@@ -201,7 +201,7 @@ dispatch = Exercise(
         routed("two tokens that cross", [[1.0], [2.0]], [[1], [0]], [[0.5], [0.25]], 2),
         routed("two tokens, the last experts idle", [[1.0], [2.0]], [[1], [0]], [[0.5], [0.25]], 4),
         routed("two tokens, the first expert idle", [[1.0], [2.0]], [[2], [1]], [[0.5], [0.25]], 3),
-        routed("two experts for one token", [[1.0, 2.0]], [[1, 0]], [[0.5, 0.25]], 2),
+        routed("two experts for one token", [[1.0, 2.0, 3.0]], [[1, 0]], [[0.5, 0.25]], 2),
         routed("one expert takes all", [[1.0], [2.0], [3.0]], [[1], [1], [1]], [[0.5], [0.25], [0.125]], 2),
         routed("the six assignments", [[1.0], [2.0], [3.0]], SIX.view(3, 2), EIGHTHS, 6),
         routed("as many tokens as features", draw(4, 4, seed=905), [[2], [0], [2], [1]], draw(4, 1, seed=906).abs(), 3),
@@ -284,6 +284,14 @@ def divided_by_tokens(x, topk_idx, topk_weight, experts):
 def unweighted(x, topk_idx, topk_weight, experts):
     token, _, results = sorted_parts(x, topk_idx, topk_weight, experts)
     return put_back(x, token, results)
+
+
+@dispatch.mutant(
+    "all k results of a token got the weight of its first expert",
+    "topk_weight[t, j] belongs to the j-th expert of token t: each assignment has a weight of its own.",
+)
+def first_weight(x, topk_idx, topk_weight, experts):
+    return dispatch_reference(x, topk_idx, topk_weight[:, :1].expand(*topk_idx.shape), experts)
 
 
 @dispatch.mutant(
@@ -563,15 +571,6 @@ class EveryToken(Looped):
 class SmallDummy(Looped):
     def idle(self, y, expert, x):
         return y + 1e-3 * sum(parameter.sum() for parameter in expert.parameters())
-
-
-@safe.mutant(
-    "of an idle expert only the weight takes part, its other parameters get no gradient",
-    "each parameter counts: with one missing, DistributedDataParallel raises at the next step.",
-)
-class OnlyWeight(Looped):
-    def idle(self, y, expert, x):
-        return y + (x[:0] @ expert.weight.T).sum()
 
 
 @safe.mutant(

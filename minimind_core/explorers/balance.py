@@ -26,10 +26,10 @@ CONTROLS = {
     "start": Slider("random start", range(10), 0),
 }
 PRESETS = {
-    "aux off": {"aux": False, "weight": RAW},
-    "aux on": {"aux": True, "coefficient": 0.3, "level": "batch", "weight": RAW},
-    "too large": {"aux": True, "coefficient": 10.0, "level": "batch", "weight": RAW},
-    "by sequence": {"aux": True, "coefficient": 0.3, "level": "sequence", "weight": RAW},
+    "aux off": {"aux": False, "k": 1, "weight": RAW},
+    "aux on": {"aux": True, "coefficient": 0.3, "level": "batch", "k": 1, "weight": RAW},
+    "too large": {"aux": True, "coefficient": 10.0, "level": "batch", "k": 1, "weight": RAW},
+    "by sequence": {"aux": True, "coefficient": 0.3, "level": "sequence", "k": 1, "weight": RAW},
     "cannot learn": {"aux": True, "coefficient": 0.01, "level": "batch", "k": 1, "weight": EXACT},
 }
 STILLS = {name.replace(" ", "_"): values for name, values in PRESETS.items() if name in ("aux on", "cannot learn")}
