@@ -4,6 +4,8 @@ Same weights, float32, two threads, in turns (core, transformers, limit, core, .
     step        forward, loss, backward on 2 x 340 tokens, no optimizer; limit: the same FLOPs as plain matmuls
     prefill     1 x 1024 tokens with a cache, last logits only; limit: the same FLOPs as plain matmuls
     decode      128 greedy tokens after a prompt of 32, batch 1 and 8; limit: each active weight read once per step
+    experts     one MoE layer of width 768, forward and backward on 2 x 340 tokens, beside each experts_implementation
+                of transformers' Qwen3-MoE, but for batched_mm, which copies a weight per token; limit: the same FLOPs
 Peak memory is measured in processes of their own. Times depend on the machine; ratios of one run are what counts.
 """
 
@@ -17,7 +19,7 @@ import time
 
 import torch
 
-from minimind_core import MiniMindConfig, MiniMindForCausalLM, count_parameters
+from minimind_core import MiniMindConfig, MiniMindForCausalLM, MOEFeedForward, count_parameters
 
 MODELS = {"dense 63.9M": MiniMindConfig.minimind_3, "MoE 198M": MiniMindConfig.minimind_3_moe}
 ROUNDS, THREADS, NEW_TOKENS, PROMPT = 5, 2, 128, 32
@@ -154,6 +156,72 @@ def compare(name: str, rounds: int, wanted: str):
         )
 
 
+def experts_pair(experts: int, k: int):
+    """One MoE layer of the core and, with the same weights, one of transformers for each way to run its experts."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    config = MiniMindConfig.minimind_3_moe(num_experts=experts, num_experts_per_tok=k, norm_topk_prob=k > 1)
+    torch.manual_seed(0)
+    core = MOEFeedForward(config)
+    weights = {
+        "gate.weight": core.gate.weight,
+        "experts.gate_up_proj": torch.stack([torch.cat([e.gate_proj.weight, e.up_proj.weight]) for e in core.experts]),
+        "experts.down_proj": torch.stack([e.down_proj.weight for e in core.experts]),
+    }
+    layers = {"core": core}
+    for implementation in ("eager", "grouped_mm"):
+        fields = {name: getattr(config, name) for name in ("hidden_size", "num_experts", "num_experts_per_tok")}
+        fields |= {"moe_intermediate_size": config.moe_intermediate_size, "norm_topk_prob": config.norm_topk_prob}
+        layer = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**fields, experts_implementation=implementation))
+        layer.load_state_dict({name: weight.detach() for name, weight in weights.items()})
+        layers[implementation] = layer
+    return layers
+
+
+def experts_step(layer, x: torch.Tensor) -> torch.Tensor:
+    output = layer(x)
+    output.square().mean().backward()
+    layer.zero_grad(set_to_none=True)
+    return output.detach()
+
+
+def experts_limit(layer, tokens: int) -> float:
+    """Seconds for the matrix products of k experts per token, forward and backward, as three plain products each."""
+    expert, rows = layer.experts[0], tokens * layer.k // len(layer.experts)
+    products = []
+    for weight in (expert.gate_proj.weight.detach(), expert.up_proj.weight.detach(), expert.down_proj.weight.detach()):
+        x, grad = torch.randn(rows, weight.shape[1]), torch.randn(rows, weight.shape[0])
+        products += [(x, weight.t()), (grad, weight), (grad.t(), x)]
+    start = time.perf_counter()
+    for _ in layer.experts:
+        for a, b in products:
+            a @ b
+    return time.perf_counter() - start
+
+
+def compare_experts(rounds: int):
+    x = torch.randn(2, 340, 768, generator=torch.Generator().manual_seed(0))
+    print("\nOne MoE layer, forward and backward on 2 x 340 tokens. Seconds.")
+    for experts, k in ((4, 1), (16, 2)):
+        layers = experts_pair(experts, k)
+        outputs = {name: experts_step(layer, x) for name, layer in layers.items()}  # warm up, and the same numbers?
+        assert all(torch.allclose(output, outputs["core"], atol=1e-5) for output in outputs.values())
+        times = {name: [] for name in (*layers, "limit")}
+        for _ in range(rounds):
+            for name, layer in layers.items():
+                times[name].append(seconds(experts_step, layer, x))
+            times["limit"].append(experts_limit(layers["core"], x.shape[0] * x.shape[1]))
+        middle = {name: statistics.median(values) for name, values in times.items()}
+        fastest = min(middle["eager"], middle["grouped_mm"])
+        print(
+            f"E = {experts:2}, k = {k}  "
+            + "  ".join(f"{name} {spread(values)}" for name, values in times.items())
+            + f"  fastest/core {fastest / middle['core']:.2f}  limit/core {middle['limit'] / middle['core']:.2f}",
+            flush=True,
+        )
+
+
 def memory_here(name: str, which: str, task: str) -> float:
     """MB by which the task raises the peak of this process above the built model. Linux only."""
     model = core_model(name)
@@ -209,7 +277,10 @@ def main():
         return
     print(f"PyTorch {torch.__version__}, {THREADS} threads. import minimind_core: {import_cost():.3f} s beyond torch")
     for name in MODELS:
-        compare(name, arguments.rounds, arguments.only)
+        if any(arguments.only in task for task in TASKS):
+            compare(name, arguments.rounds, arguments.only)
+    if arguments.only in "experts":
+        compare_experts(arguments.rounds)
     if sys.platform == "linux" and not arguments.only:
         compare_memory()
 

@@ -126,18 +126,21 @@ def test_each_step_adds_its_part():
             color = style.color(f"expert {by[i]}") if step >= 2 else style.GRID
             assert tuple(scene["cells"]["sorted"].get_edgecolor()[i]) == to_rgba(color)
             ran = final or (step >= 6 and by[i] <= step - 6)
-            text = f"{by[i]}{wanted['token'][i]}" if ran else ""
-            assert scene["values"][i].get_text() == text
+            share = wanted["weight"][wanted["order"][i]]
+            assert scene["sorted"][i].get_text() == (f"t{wanted['token'][i]}\n{share}" if step >= 2 else "")
+            text = f"{by[i]}{wanted['token'][i]}\n" + (f"×{share}" if final else "") if ran else ""
+            assert scene["results"][i].get_text() == text
         assert [text.get_text() for text in scene["sums"][:3]] == (["18", "33", "16"] if final else [""] * 3)
         segments = scene["links"]["add"].get_segments()
         assert len(segments) == (6 if final else 0)
-        words = [text.get_text() for text in scene["sizes"][:6]]
+        heads, words = zip(*(text.get_text().split("\n") for text in scene["experts"][:6]), strict=True)
+        assert heads == tuple(f"expert {e}" for e in range(6))
         if step == 3:
-            assert words == ["0 tokens", "2 tokens", "2 tokens", "1 token", "0 tokens", "1 token"]
+            assert words == ("0 tokens", "2 tokens", "2 tokens", "1 token", "0 tokens", "1 token")
         elif step >= 5:
-            assert words == ["[0:0]", "[0:2]", "[2:4]", "[4:5]", "[5:5]", "[5:6]"]
+            assert words == ("[0:0]", "[0:2]", "[2:4]", "[4:5]", "[5:5]", "[5:6]")
         else:
-            assert words == (["end 0", "end 2", "end 4", "end 5", "end 5", "end 6"] if step == 4 else [""] * 6)
+            assert words == (("end 0", "end 2", "end 4", "end 5", "end 5", "end 6") if step == 4 else ("",) * 6)
 
 
 def test_lines_lead_home():
@@ -149,7 +152,7 @@ def test_lines_lead_home():
     ):
         home = explorer.scene["cells"]["sums"].get_paths()[token].get_extents()
         assert home.x0 < end[0] < home.x1
-        assert abs(end[0] - explorer.scene["picked"][a].get_position()[0]) < 1e-6
+        assert abs(end[0] - explorer.scene["routed"][a].get_position()[0]) < 1e-6
         assert start[1] < end[1]
 
 

@@ -27,8 +27,8 @@ def gate_reference(x, weight, k):
     return topk_idx, topk_weight / topk_weight.sum(dim=-1, keepdim=True), probs
 
 
-def gate_case(label: str, *axes: int, experts: int, k: int, seed: int, scale: float = 1.0):
-    return case(label, draw(*axes, seed=seed, scale=scale), draw(experts, axes[-1], seed=seed + 1), k)
+def gate_case(label: str, *axes: int, experts: int, k: int, seed: int):
+    return case(label, draw(*axes, seed=seed), draw(experts, axes[-1], seed=seed + 1), k)
 
 
 gate = Exercise(
@@ -44,7 +44,12 @@ gate = Exercise(
         gate_case("batch, seq, hidden", 2, 3, 4, experts=5, k=3, seed=804),
         gate_case("as many experts as features", 2, 2, 4, experts=4, k=2, seed=806),
         gate_case("every expert is chosen", 2, 3, 4, experts=3, k=3, seed=808),
-        gate_case("logits of hundreds", 1, 3, 4, experts=4, k=2, seed=810, scale=100.0),
+        case(  # none of the chosen is rounded to 0: in what order they stand must not depend on ties
+            "logits of hundreds",
+            tensor([[1.0, 0.0], [0.0, 1.0]]),
+            tensor([300.0, -200.0], [301.0, 400.0], [-300.0, 402.0], [250.0, 395.0]),
+            2,
+        ),
         case(
             "bfloat16",
             tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16),
@@ -106,6 +111,55 @@ def softmax_over_tokens(x, weight, k):
 def renormalized_over_tokens(x, weight, k):
     probs, values, chosen = parts(x, weight, k)
     return chosen, values / values.sum(dim=1, keepdim=True), probs
+
+
+@gate.mutant(
+    "the k are taken of the tokens, not of the experts",
+    "each token chooses among its experts: topk over the last axis, dim=-1.",
+)
+def topk_over_tokens(x, weight, k):
+    probs, _, _ = parts(x, weight, k)
+    values, chosen = probs.topk(k, dim=1)
+    return chosen, share(values), probs
+
+
+@gate.mutant(
+    "the weights are divided by the sum over all tokens",
+    "the k weights of one token sum to 1: sum over the last axis only, with keepdim=True.",
+)
+def divided_by_total(x, weight, k):
+    probs, values, chosen = parts(x, weight, k)
+    return chosen, values / values.sum(), probs
+
+
+@gate.mutant(
+    "keepdim=True is missing in the sum of the k weights",
+    "the sums, [batch, seq], then lie under seq and k: that stops with an error, or, where seq is k, it divides each "
+    "weight by another token's sum.",
+)
+def without_keepdim(x, weight, k):
+    probs, values, chosen = parts(x, weight, k)
+    return chosen, values / values.sum(dim=-1), probs
+
+
+@gate.mutant(
+    "logits are returned in place of probs",
+    "the auxiliary loss needs probabilities.",
+    "Hugging Face's models return router_logits, and their loss takes the softmax.",
+)
+def logits_for_probs(x, weight, k):
+    chosen, topk_weight, _ = gate_reference(x, weight, k)
+    return chosen, topk_weight, F.linear(x, weight).float()
+
+
+@gate.mutant(
+    "the chosen experts stand in the order of their numbers",
+    "the layer's output would be the same, but here, as from topk, the most probable comes first.",
+)
+def in_order_of_numbers(x, weight, k):
+    chosen, topk_weight, probs = gate_reference(x, weight, k)
+    chosen, order = chosen.sort(dim=-1)
+    return chosen, topk_weight.gather(-1, order), probs
 
 
 @gate.mutant(
@@ -205,6 +259,16 @@ def half_softmax(x, weight, k):
 
 
 @gate.mutant(
+    "softmax runs in half precision; float32 comes too late",
+    "what was rounded to three digits stays rounded. Pass dtype=torch.float32 to softmax.",
+)
+def late_float(x, weight, k):
+    probs = F.linear(x, weight).softmax(dim=-1).float()
+    values, chosen = probs.topk(k, dim=-1)
+    return chosen, share(values), probs
+
+
+@gate.mutant(
     "softmax is written without subtracting the largest logit",
     "exp of some hundreds is infinite, and infinity / infinity is NaN. torch.softmax subtracts the largest first.",
 )
@@ -293,6 +357,15 @@ def layers_concatenated(probs, topk_idx, token_mask):
 
 
 @aux_loss.mutant(
+    "the tokens of all layers are summed, but divided by the number of one layer's",
+    "each layer has experts of its own: keep the axis of the layers in f and P, and sum the products.",
+)
+def layers_added_first(probs, topk_idx, token_mask):
+    f, p = mean_shares(probs, topk_idx, token_mask)
+    return probs.shape[-1] * (f.sum(dim=0) * p.sum(dim=0)).sum()
+
+
+@aux_loss.mutant(
     "the mean over the layers is taken, not the sum",
     "with the mean, each of eight layers would be pushed an eighth as hard as in MiniMind.",
 )
@@ -306,6 +379,15 @@ def mean_over_layers(probs, topk_idx, token_mask):
 )
 def padding_counted(probs, topk_idx, token_mask):
     return aux_loss_reference(probs, topk_idx, None)
+
+
+@aux_loss.mutant(
+    "the padding is counted and the real tokens are left out",
+    "the mask is 1 for a real token.",
+    "PyTorch's key_padding_mask is True for padding.",
+)
+def only_padding(probs, topk_idx, token_mask):
+    return aux_loss_reference(probs, topk_idx, None if token_mask is None else ~token_mask.bool())
 
 
 @aux_loss.mutant(
@@ -341,6 +423,32 @@ def divided_by_all(probs, topk_idx, token_mask):
 )
 def without_factor(probs, topk_idx, token_mask):
     return aux_loss_reference(probs, topk_idx, token_mask) / probs.shape[-1]
+
+
+@aux_loss.mutant(
+    "f is a number of choices, not their share",
+    "twice as many tokens would double the loss. Divide by k times the number of real tokens.",
+)
+def f_not_divided(probs, topk_idx, token_mask):
+    chosen, counts = shares(probs, topk_idx, token_mask)
+    return probs.shape[-1] * ((chosen * counts).sum(dim=(1, 2)) * mean_shares(probs, topk_idx, token_mask)[1]).sum()
+
+
+@aux_loss.mutant(
+    "P is a sum over the tokens, not a mean",
+    "twice as many tokens would double the loss. Divide by the number of real tokens.",
+)
+def p_not_divided(probs, topk_idx, token_mask):
+    _, counts = shares(probs, topk_idx, token_mask)
+    return aux_loss_reference(probs, topk_idx, token_mask) * counts.sum()
+
+
+@aux_loss.mutant(
+    "nothing is counted: f stays 0",
+    "scatter without an underscore returns a new tensor: keep its result.",
+)
+def scatter_dropped(probs, topk_idx, token_mask):
+    return 0.0 * aux_loss_reference(probs, topk_idx, token_mask)
 
 
 @aux_loss.mutant(
@@ -444,7 +552,10 @@ class LearningGate(MoEGate):
 
 
 def run_gate(cls: type, config: MiniMindConfig, weight: torch.Tensor, x: torch.Tensor, wish: torch.Tensor):
-    """Build the gate, give it `weight`, and say how much each weight is wished for: (weights, gradient of weight)."""
+    """Build the gate, give it `weight`, and say how much each weight is wished for.
+
+    Returns (topk_idx, topk_weight, probs, gradient of weight).
+    """
     candidate = cls(config)
     if not isinstance(candidate, MoEGate):
         raise TypeError("LearningGate must inherit from core.MoEGate, so that the layer can use it")
@@ -456,13 +567,13 @@ def run_gate(cls: type, config: MiniMindConfig, weight: torch.Tensor, x: torch.T
     topk_weight = result[1]
     if not torch.is_tensor(topk_weight):
         raise TypeError(f"topk_weight must be a tensor; it is {kind(topk_weight)}")
-    if topk_weight.shape != wish.shape:
-        return topk_weight.detach(), torch.zeros_like(weight)
-    score = (topk_weight * wish).sum()
-    if not score.requires_grad:
-        return topk_weight.detach(), torch.zeros_like(weight)
-    (grad,) = torch.autograd.grad(score, candidate.weight, allow_unused=True)
-    return topk_weight.detach(), torch.zeros_like(weight) if grad is None else grad
+    if not topk_weight.is_floating_point():
+        raise TypeError("forward must return topk_idx, topk_weight, probs; its second result holds whole numbers")
+    grad = None
+    if topk_weight.shape == wish.shape and topk_weight.requires_grad:
+        (grad,) = torch.autograd.grad((topk_weight * wish).sum(), candidate.weight, allow_unused=True)
+    chosen, topk_weight, probs = (part.detach() if torch.is_tensor(part) else part for part in result)
+    return chosen, topk_weight, probs, torch.zeros_like(weight) if grad is None else grad
 
 
 def gate_config(experts: int, k: int, hidden: int, norm: bool = True) -> MiniMindConfig:
@@ -483,7 +594,7 @@ learning = Exercise(
     reference=LearningGate,
     call=run_gate,
     arguments=("config", "weight", "x", "wish"),
-    returns=("topk_weight", "the gradient of weight"),
+    returns=("topk_idx", "topk_weight", "probs", "the gradient of weight"),
     tolerance={torch.float32: 1e-4},
     provides={"gate": gate_reference},
     cases=[
@@ -533,6 +644,15 @@ class Raw(LearningGate):
 class NeverDivided(LearningGate):
     def weigh(self, values):
         return values
+
+
+@learning.mutant(
+    "for k > 1 nothing is divided",
+    "with norm_topk_prob the k weights sum to 1: a larger k needs its sum.",
+)
+class OnlyOne(LearningGate):
+    def weigh(self, values):
+        return values / values.detach() if self.k == 1 else values
 
 
 @learning.mutant(

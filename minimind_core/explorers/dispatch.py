@@ -166,7 +166,8 @@ def draw(figure: Figure) -> dict:
     for row, top in ROWS.items():
         axes.text(8, top + HIGH / 2, row, va="center", fontweight="bold", fontsize=10.5)
     middle = {"ha": "center", "va": "center"}
-    bold, small = {"fontweight": "bold", **middle}, {"fontsize": 9.5, "color": style.QUIET, **middle}
+    small = {"fontsize": 9.5, "color": style.QUIET, **middle}
+    cell = {"fontsize": 10, "linespacing": 1.1, **middle}  # two lines in one text: half the drawing
 
     def texts(row: str, dy: float, many: int = MOST, **look) -> list:
         return [axes.text(LEFT, ROWS[row] + dy, "", **look) for _ in range(many)]
@@ -177,16 +178,12 @@ def draw(figure: Figure) -> dict:
         "links": {name: axes.add_collection(LineCollection([], linewidths=1.6)) for name in LINKS},
         "cells": {row: axes.add_collection(PolyCollection([])) for row in ROWS},
         "names": texts("routed", -11, MOST_TOKENS, **small),
-        "picked": texts("routed", 12, **bold),
-        "shares": texts("routed", 27, **small),
+        "routed": texts("routed", HIGH / 2, **cell),
         "places": texts("sorted", -8, **small),
-        "visitors": texts("sorted", 12, **bold),
-        "along": texts("sorted", 27, **small),
-        "heads": texts("experts", 11, MOST_EXPERTS, fontsize=10, **bold),
-        "sizes": texts("experts", 26, MOST_EXPERTS, fontsize=9.5, **middle),
-        "values": texts("results", 12, **bold),
-        "times": texts("results", 27, **small),
-        "sums": texts("sums", HIGH / 2, MOST_TOKENS, **bold),
+        "sorted": texts("sorted", HIGH / 2, **cell),
+        "experts": texts("experts", HIGH / 2, MOST_EXPERTS, **cell),
+        "results": texts("results", HIGH / 2, **cell),
+        "sums": texts("sums", HIGH / 2, MOST_TOKENS, fontweight="bold", **middle),
     }
 
 
@@ -239,28 +236,26 @@ def update(scene: dict, result: Result) -> None:
     )
     scene["here"].set_y(ROWS[row])
     write(scene["names"], homes, [("token " if k > 1 else "t") + str(t) for t in range(tokens)])
-    write(scene["picked"], at, [str(expert) for expert in of])
-    write(scene["shares"], at, share)
+    write(scene["routed"], at, [f"{expert}\n{w}" for expert, w in zip(of, share, strict=True)])
     sorted_now = count if step >= 2 else 0
     write(scene["places"], at, [str(i) for i in range(sorted_now)])
-    write(scene["visitors"], at, [f"t{token}" for token in visitor[:sorted_now]])
-    write(scene["along"], at, along[:sorted_now])
-    write(scene["heads"], boxes, [f"expert {e}" for e in range(experts)])
-    pieces = list(zip(n["sizes"].tolist(), n["ends"].tolist(), strict=True)) if step >= 3 else []
+    write(scene["sorted"], at, [f"t{token}\n{w}" for token, w in zip(visitor, along, strict=True)][:sorted_now])
+    pieces = list(zip(n["sizes"].tolist(), n["ends"].tolist(), strict=True))
     form = {3: lambda size, end: several(size, "token"), 4: lambda size, end: f"end {end}"}
-    words = form.get(step, lambda size, end: f"[{end - size}:{end}]")
-    write(scene["sizes"], boxes, [words(*piece) for piece in pieces])
-    write(scene["values"], at, [f"{e}{t}" if done else "" for e, t, done in zip(by, visitor, ran, strict=True)])
-    write(scene["times"], at, [f"×{w}" for w in along] if final else [])
+    words = form.get(step, lambda size, end: f"[{end - size}:{end}]") if step >= 3 else lambda size, end: ""
+    write(scene["experts"], boxes, [f"expert {e}\n{words(*piece)}" for e, piece in enumerate(pieces)])
+    times = [f"\n×{w}" if final else "\n" for w in along]
+    made = [f"{e}{t}{w}" if ready else "" for e, t, w, ready in zip(by, visitor, times, ran, strict=True)]
+    write(scene["results"], at, made)
     write(scene["sums"], homes, [f"{value:.3g}" for value in n["y"]] if final else [])
 
     cells = scene["cells"]
     shade(cells["routed"], "routed", at, wide, of, None)
     shade(cells["sorted"], "sorted", at, wide, by if sorted_now else [None] * count, running)
-    busy = [e if pieces and pieces[e][0] else None for e in range(experts)]
+    busy = [e if step >= 3 and size else None for e, (size, _) in enumerate(pieces)]
     shade(cells["experts"], "experts", boxes, BOX, busy, running)
-    made = [expert if done else None for expert, done in zip(by, ran, strict=True)]
-    shade(cells["results"], "results", at, wide, made, running)
+    done = [expert if ready else None for expert, ready in zip(by, ran, strict=True)]
+    shade(cells["results"], "results", at, wide, done, running)
     shade(cells["sums"], "sums", homes, k * wide, [None] * tokens, None)
     cells["sums"].set_facecolor(style.HIGHLIGHT_FILL if final else (1, 1, 1, 0))
     cells["sums"].set_edgecolor(style.INK if final else style.GRID)
