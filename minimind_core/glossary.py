@@ -43,6 +43,7 @@ class Term(NamedTuple):
 LINES = """
 activation | | | 06 | a function that bends a line, such as SiLU or GELU; hidden_act names it
 active parameters | | | 08 | the parameters that one token uses; fewer than all in a mixture of experts
+assignment | | | 09 | a pair of a token and one of its k experts
 attention factor | a | | 03 | YaRN's factor on cos and sin, which sharpens attention in a longer window
 attention weights | | heads query key | 04 | softmax of the scores: how much each query takes from each key
 auxiliary loss | | | 08 | a small extra loss that spreads the tokens over the experts
@@ -62,12 +63,16 @@ contiguous | | | 00 | the numbers lie in memory in the order in which the axes c
 cross-entropy | | | 11 | minus the logarithm of the probability of the right token, averaged
 decoding | | | 05 | writing one token per pass, behind the cache
 dense | | | 00 | without experts: every token uses every parameter
+dispatch | | | 09 | tokens to their experts, and results back to their tokens
+DistributedDataParallel | DDP | | 09 | one model trained in several processes, which average their gradients
 dropout | | | 04 | sets random numbers to 0 in training and enlarges the others
+dummy | | | 09 | 0 times the sum of an idle expert's weights, added so that it gets a gradient of zeros
 embedding | E | vocab hidden | 10 | a table with one vector for each token
 epsilon | ε | | 01 | rms_norm_eps: keeps a norm from dividing by zero
 expert | | experts | 08 | one of several feed-forwards, of which a token visits k
 explicit path | | | 04 | attention step by step, with the weights kept; the fast path is scaled_dot_product_attention
 feed-forward | | intermediate | 06 | the part of a block that works on each token alone
+FLOPs | | | 09 | multiplications and additions, a count of work
 frequency | θᵢ | pairs | 02 | the angle by which pair i turns from one position to the next
 gain | | | 07 | what a stack makes of a small nudge at its bottom: the product of all I + J
 gate | | intermediate | 06 | the branch of SwiGLU that decides how much of each value passes
@@ -93,6 +98,7 @@ mean probability | P | experts | 08 | an expert's router probability, averaged o
 mixture of experts | | | 08 | MoE: a router sends each token to k of the experts
 multi-head attention | MHA | | 04 | every query head has a K/V head of its own
 multi-query attention | MQA | | 04 | one K/V head for all query heads
+NaN | | | 09 | not a number, such as 0 · ∞
 original length | L | | 03 | the window in which a model was trained before YaRN
 packing | | | 04 | several documents in one row; needs a mask with a row for each query
 padding | | | 04 | filler tokens that bring short texts to the length of the longest
@@ -115,9 +121,12 @@ saturated | | | 04 | a softmax in which one weight is near 1: the gradient vanis
 scale factor | s | | 03 | YaRN's factor: how many times longer the window becomes
 score | | query key | 04 | q times k, divided by the root of head_dim
 sequence | | seq | 00 | the tokens of one text, in order
+shared expert | | | 09 | an expert that every token visits, without a gate
 sigmoid | | | 06 | 1 / (1 + e^-z): squeezes any number to between 0 and 1
 SiLU | | | 06 | x times sigmoid(x), the activation of the gate
+slice | | | 09 | an expert's piece [start:end] of the sorted assignments; the end is outside
 softmax | | | 04 | turns scores into positive weights that sum to 1
+stable sort | | | 09 | a sort that keeps the order of equal numbers
 standard deviation | σ | | 00 | how far random numbers spread; initializer_range, 0.02, for the weights
 state dict | | | 00 | names and tensors of a model, as they are saved
 straight-through | | | 08 | one value forward, another gradient backward
@@ -137,6 +146,7 @@ visits | | visits | 09 | experts that one token passes through, shared ones incl
 vocabulary | V | vocab | 13 | all tokens that the model knows, 6,400
 warm-up | | | 07 | the learning rate grows from 0 over the first steps
 wavelength | λ | pairs | 02 | positions until a pair has turned once around
+weight decay | | | 09 | the optimizer shrinks every weight a little at each step
 YaRN | | | 03 | a way to stretch RoPE to longer texts: slow pairs are slowed down further
 """
 TERMS = [Term(*(part.strip() for part in line.split("|"))) for line in LINES.strip().splitlines()]

@@ -118,7 +118,7 @@ class MOEFeedForward(nn.Module):
         """Sort the tokens' assignments by expert, run each expert on its slice, add the results back with weights."""
         order = expert_idx.argsort(stable=True)
         token = order // self.k  # assignments 0 .. k-1 are token 0's
-        sizes = expert_idx.bincount(minlength=len(self.experts)).tolist()  # the one wait for the device
+        sizes = expert_idx.bincount(minlength=len(self.experts)).tolist()  # waits for the device: once, not per expert
         slices = tokens[token].split(sizes)
         # With gradients an idle expert runs on its empty slice: its gradient is 0, not missing, and no value of its
         # weights, not even inf, can reach a token.

@@ -223,7 +223,7 @@ GATE = part(
 
 DISPATCH = part(
     "moe.py",
-    "moe",
+    "moe ddp",
     "09",
     ("dispatch overwrites", ".index_add(0, token, weighted)", ".index_copy(0, token, weighted)"),
     ("idle experts at the end not counted", "bincount(minlength=len(self.experts))", "bincount()"),
@@ -236,6 +236,8 @@ DISPATCH = part(
     ("assignments mistaken for tokens", "token = order // self.k", "token = order % len(tokens)"),
     ("idle experts without a gradient", "keep_idle = torch.is_grad_enabled() or not len(tokens)",
      "keep_idle = not len(tokens)"),
+    ("idle experts run without gradients too", "keep_idle = torch.is_grad_enabled() or not len(tokens)",
+     "keep_idle = True"),
     ("shared experts replace the routed ones", "output = output + shared(x)", "output = shared(x)"),
 )  # fmt: skip
 

@@ -91,6 +91,17 @@ def test_one_token_gives_every_parameter_a_gradient():
     gradients(part)
 
 
+def test_without_gradients_only_the_chosen_experts_run():
+    """So one token costs k experts, however many there are."""
+    part, ran = layer(num_experts_per_tok=2, num_experts=16), []
+    for i, expert in enumerate(part.experts):
+        expert.register_forward_hook(lambda module, inputs, output, i=i: ran.append((i, len(output))))
+    with torch.no_grad():
+        chosen = part.gate(X[:1, :1])[0].flatten().tolist()
+        part(X[:1, :1])
+    assert sorted(ran) == sorted((i, 1) for i in chosen)
+
+
 def test_shared_experts_serve_every_token():
     part = layer(n_shared_experts=2, num_experts_per_tok=2)
     assert "shared_experts.0.gate_proj.weight" in part.state_dict()

@@ -561,7 +561,7 @@ def run_gate(cls: type, config: MiniMindConfig, weight: torch.Tensor, x: torch.T
         raise TypeError("LearningGate must inherit from core.MoEGate, so that the layer can use it")
     with torch.no_grad():
         candidate.weight.copy_(weight)
-    result = candidate(x)
+    result = candidate(x, None)  # as the layer calls it
     if not isinstance(result, tuple | list) or len(result) != 3:
         raise TypeError(f"forward must return topk_idx, topk_weight, probs; it returned {kind(result)}")
     topk_weight = result[1]
