@@ -1,5 +1,7 @@
 """Exercises of notebook 08: the gate, the auxiliary loss of all layers, and a gate that can learn at k = 1."""
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 
@@ -561,7 +563,9 @@ def run_gate(cls: type, config: MiniMindConfig, weight: torch.Tensor, x: torch.T
         raise TypeError("LearningGate must inherit from core.MoEGate, so that the layer can use it")
     with torch.no_grad():
         candidate.weight.copy_(weight)
-    result = candidate(x, None)  # as the layer calls it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the core's, where forward asks MoEGate's own first
+        result = candidate(x, None)  # as the layer calls it
     if not isinstance(result, tuple | list) or len(result) != 3:
         raise TypeError(f"forward must return topk_idx, topk_weight, probs; it returned {kind(result)}")
     topk_weight = result[1]
