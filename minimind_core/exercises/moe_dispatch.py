@@ -126,6 +126,15 @@ def in_token_order(expert_idx, experts):
 
 
 @slices.mutant(
+    "an idle expert's end is 0, not the end of the expert before it",
+    "expert 4's empty slice [5:5] ends where expert 3's does. The slice behind it starts there.",
+)
+def idle_end_zero(expert_idx, experts):
+    ends = slices_reference(expert_idx, experts)
+    return ends.where(expert_idx.bincount(minlength=experts) > 0, 0)
+
+
+@slices.mutant(
     "start and end of each slice were returned",
     "wanted are the ends alone, [experts]: a start is the end of the expert before.",
 )
@@ -152,6 +161,8 @@ class Shift:
         self.number, self.shift, self.most = number, shift, most
 
     def __call__(self, x):
+        if x.ndim != 2:
+            raise ValueError(f"expert {self.number} was fed a tensor of shape {list(x.shape)}; it takes [size, hidden]")
         if len(x) > self.most:
             raise ValueError(
                 f"expert {self.number} was fed {len(x)} token{'s' * (len(x) != 1)}; the routing sends it {self.most}"
@@ -275,6 +286,66 @@ def not_divided(x, topk_idx, topk_weight, experts):
 )
 def divided_by_tokens(x, topk_idx, topk_weight, experts):
     return put_back(x, *_weighted(sorted_parts(x, topk_idx, topk_weight, experts, lambda order, k: order // len(x))))
+
+
+@dispatch.mutant(
+    "the token is order // 2, where order // k belongs",
+    "k is topk_idx.shape[1]; in the notebook's example it happens to be 2.",
+)
+def divided_by_two(x, topk_idx, topk_weight, experts):
+    return put_back(x, *_weighted(sorted_parts(x, topk_idx, topk_weight, experts, lambda order, k: order // 2)))
+
+
+@dispatch.mutant(
+    "x itself was cut into slices, in token order",
+    "the first slice is expert 0's, so its tokens must come first: split x[token], not x.",
+)
+def cut_unsorted(x, topk_idx, topk_weight, experts):
+    expert_idx, k = topk_idx.flatten(), topk_idx.shape[1]
+    order = expert_idx.argsort(stable=True)
+    parts = x.split(expert_idx.bincount(minlength=len(experts)).tolist())
+    results = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
+    return put_back(x, order // k, results * topk_weight.flatten()[order, None].to(x.dtype))
+
+
+@dispatch.mutant(
+    "the ends were given to split, which wants the sizes",
+    "x[token].split([2, 1]) cuts a piece of two rows, then one of one. Leave out the running sum.",
+)
+def split_at_ends(x, topk_idx, topk_weight, experts):
+    expert_idx, k = topk_idx.flatten(), topk_idx.shape[1]
+    order = expert_idx.argsort(stable=True)
+    parts = x[order // k].split(slices_reference(expert_idx, len(experts)).tolist())
+    results = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
+    return put_back(x, order // k, results * topk_weight.flatten()[order, None].to(x.dtype))
+
+
+@dispatch.mutant(
+    "the weights are one row; they must stand as a column beside the results",
+    "[size, hidden] * [size] multiplies along hidden. weight[:, None] gives each row its own weight.",
+)
+def weights_in_a_row(x, topk_idx, topk_weight, experts):
+    token, weight, results = sorted_parts(x, topk_idx, topk_weight, experts)
+    return put_back(x, token, results * weight[:, 0])
+
+
+@dispatch.mutant(
+    "the result is all zeros: what index_add returned was thrown away",
+    "y.index_add(...) leaves y alone and returns the sum. Write y = y.index_add(...), or y.index_add_(...).",
+)
+def thrown_away(x, topk_idx, topk_weight, experts):
+    return torch.zeros_like(x)
+
+
+@dispatch.mutant(
+    "the weights were not brought to the type of x",
+    "the weights are float32, and bfloat16 times float32 is float32, which can't be added into a bfloat16 y. Write "
+    "weight.to(x.dtype).",
+)
+def weights_keep_type(x, topk_idx, topk_weight, experts):
+    token, _, results = sorted_parts(x, topk_idx, topk_weight, experts)
+    order = topk_idx.flatten().argsort(stable=True)
+    return put_back(x, token, results * topk_weight.flatten()[order, None])
 
 
 @dispatch.mutant(
@@ -618,6 +689,63 @@ class DetachedResults(Looped):
 class Overwritten(Looped):
     def add(self, y, token, result, weight):
         return y.index_copy(0, token, result * weight)
+
+
+class Sorted(SafeExpertsReference):
+    """The right sorted way in steps. The mistakes change one of them."""
+
+    def forward(self, x, topk_idx, topk_weight):
+        expert_idx, k = topk_idx.flatten(), topk_idx.shape[1]
+        order = expert_idx.argsort(stable=True)
+        parts = x[order // k].split(self.sizes(expert_idx))
+        results = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=False)])
+        return self.add(torch.zeros_like(x), order // k, results * self.weight(topk_weight.flatten(), order)[:, None])
+
+    def sizes(self, expert_idx):
+        return expert_idx.bincount(minlength=len(self.experts)).tolist()
+
+    def weight(self, weight, order):
+        return weight[order]
+
+    def add(self, y, token, weighted):
+        return y.index_add(0, token, weighted)
+
+
+@safe.mutant(
+    "idle experts at the end are not counted, so they don't run and get no gradient",
+    "bincount stops at the largest number it sees. With minlength=len(self.experts) each gets its empty slice.",
+)
+class NoMinlength(Sorted):
+    def sizes(self, expert_idx):
+        return expert_idx.bincount().tolist()
+
+
+@safe.mutant(
+    "the weights were not sorted along: they still stand in token order",
+    "after the sort, place i belongs to assignment order[i]. So take topk_weight.flatten()[order].",
+)
+class WeightsNotSorted(Sorted):
+    def weight(self, weight, order):
+        return weight
+
+
+@safe.mutant(
+    "y[token] += ... keeps one result of a token that occurs twice",
+    "such an assignment writes, it does not sum. index_add and scatter_add sum.",
+)
+class PutNotAdded(Sorted):
+    def add(self, y, token, weighted):
+        y[token] += weighted
+        return y
+
+
+@safe.mutant(
+    "the mean of an empty slice is NaN",
+    "the mean divides by the number of rows, here 0. The sum of an empty slice is 0.",
+)
+class MeanOfNothing(Looped):
+    def idle(self, y, expert, x):
+        return y + 0 * expert(x[:0]).mean()
 
 
 @safe.mutant(
