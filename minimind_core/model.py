@@ -243,6 +243,9 @@ class MiniMindForCausalLM(nn.Module):
             )
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self.tie_weights()
+        if assign:  # the tables are in no state_dict: they follow the weights to their device
+            tables = self.model.freqs_cos, self.model.freqs_sin
+            self.model._place_tables(tables, self.model.embed_tokens.weight.device)
         return result
 
     def forward(

@@ -101,7 +101,7 @@ def save(model: MiniMindForCausalLM, log: list[dict]) -> None:
     """Write weights (half precision, the tied matrix once) and log: each to a temporary file, which is then renamed."""
     from safetensors.torch import save_file
 
-    weights = {name: value.half().cpu() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    weights = {name: value.half() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     temporary = WEIGHTS.with_suffix(".tmp")
     save_file(weights, temporary)
     os.replace(temporary, WEIGHTS)

@@ -268,7 +268,8 @@ CAUSAL_LM = part(
     "00",
     ("tie broken", "self.lm_head.weight = self.model.embed_tokens.weight",
      "self.lm_head.weight = nn.Parameter(self.model.embed_tokens.weight.detach().clone())"),
-    ("tie lost when loading", "self.tie_weights()\n        return result", "return result"),
+    ("tie lost when loading", "self.tie_weights()\n        if assign:", "if assign:"),
+    ("tables left on meta after assign", "        if assign:  # the tables", "        if False:  # the tables"),
     ("tie lost on the way from meta", "self.tie_weights()\n        for module in", "for module in"),
     ("weights drawn from N(0, 1)", "module.weight.normal_(0, self.config.initializer_range)",
      "module.weight.normal_()"),
@@ -342,7 +343,49 @@ MICROSCOPE = part(
     ("modes left changed", "stack.enter_context(evaluating(model))", "model.eval()"),
 )  # fmt: skip
 
+PRETRAINED = part(
+    "pretrained.py",
+    "pretrained",
+    "",
+    ("tied matrix written twice", "return {name: value for name, value in weights.items() if name != HEAD}",
+     "return {**weights, HEAD: weights[HEAD].clone()}"),
+    ("a broken tie loses the head", "if not shared and not torch.equal(weights[HEAD], weights[EMBEDDING]):",
+     "if False:"),
+    ("files written in place", "with tempfile.TemporaryDirectory(prefix=\".unfinished-\", dir=folder) as name:",
+     "for name in (str(folder),):"),
+    ("only the owner can read", "shutil.copymode(unfinished / CONFIG_FILE, unfinished / WEIGHTS_FILE)", "pass"),
+    ("the first shard only", "            return shards", "            return shards[:1]"),
+    ("gate and up exchanged in the file", "gate, up = rearrange(", "up, gate = rearrange("),
+    ("experts in turns", "(two inside) hidden -> two", "(inside two) hidden -> two"),
+    ("pickles run code", "weights_only=True", "weights_only=False"),
+    ("extra names are dropped", "for name, shape in found.items() if name not in wanted]",
+     "for name, shape in found.items() if False]"),
+    ("overflow becomes inf", "not torch.equal(cast.isfinite(), value.isfinite())", "False"),
+    ("dropout after loading", "return model.eval()", "return model.train()"),
+    ("two Parameters share memory", "        weights[HEAD] = weights[HEAD].clone()", "        pass"),
+    ("the file's type is kept", "dtype: torch.dtype | None = torch.float32\n", "dtype: torch.dtype | None = None\n"),
+)  # fmt: skip
+
+PRETRAINED_CONFIG = part(
+    "pretrained_config.py",
+    "pretrained",
+    "",
+    ("YaRN always written", "    if _yarn_in_force(config):", "    if config.rope_scaling:"),
+    ("YaRN that is not in force accepted", "if config.rope_scaling and not _yarn_in_force(config):", "if False:"),
+    ("YaRN written as plain positions", '{**scaling, "rope_type": "yarn"}', '{**scaling, "rope_type": "default"}'),
+    ("new rope parameters ignored", 'settings.get("rope_parameters") or ', ""),
+    ("a MiniMind-2 written as Qwen3", 'return "qwen3" if config.qk_norm else "llama"', 'return "qwen3"'),
+    ("shared experts dropped", "    if config.n_shared_experts:", "    if False:"),
+    ("a Llama casts as a MiniMind-3", '"before_weight" if kind == "llama" else "after_weight"', '"after_weight"'),
+    ("weight type not written", 'str(dtype).removeprefix("torch.")', '"bfloat16"'),
+    ("biases dropped", '    "attention_bias": False,\n', ""),
+    ("one K/V head for each query head", "shape[k][0] // head_dim", "shape[q][0] // head_dim"),
+    ("untied taken for tied", 'HEAD not in weights or torch.equal(weights[HEAD], weights[EMBEDDING])', "True"),
+    ("MiniMind-2 renormalizes one weight", 'known["norm_topk_prob"] = False', "pass"),
+)  # fmt: skip
+
 MUTANTS = [
     *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + LINEAR + FEED_FORWARD + GATE + DISPATCH),
     *(BLOCK + CAUSAL_LM + CONFIG + ACTIVATIONS + LOSS + GENERATION + MICROSCOPE),
+    *(PRETRAINED + PRETRAINED_CONFIG),
 ]

@@ -194,7 +194,8 @@ def test_load_with_assign(inference_first):
     source, ids = tiny_model(), random_ids()
     model = build_on_meta()
     model.load_state_dict(source.state_dict(), assign=True)
-    assert is_tied(model)
+    assert is_tied(model) and not model.model.freqs_cos.is_meta
+    model.to("cpu")  # nothing is left on meta that could not be moved
     if inference_first:  # tables that are made while generating must serve training later
         with torch.inference_mode():
             assert torch.equal(model(ids).logits, source(ids).logits)
