@@ -127,17 +127,18 @@ def without_aux(experts: int, k: int, weight: str, start: int) -> np.ndarray:
     return np.array([row[-3] for row in by_slice(train(experts, k, weight, 0.0, "batch", start))])
 
 
-def words(rows: np.ndarray, baseline: np.ndarray, k: int, on: bool) -> str:
-    """What the rows so far say: means over the last five slices."""
+def words(rows: np.ndarray, baseline: np.ndarray, k: int, unused: str) -> str:
+    """What the rows so far say: means over the last five slices. unused: the settings of a loss that is off."""
     last = rows[-5:].mean(axis=0)
     load, (loss, batch, sequence) = last[:-3], last[-3:]
     idle = (load < IDLE).sum()
     text = f"After {len(rows) * SLICE} steps, {k} of {len(load)} experts for each token: the busiest takes "
     text += f"{load.max():.0%} of the load, the least busy {load.min():.0%}; {idle or 'no'} "
     text += f"{'expert is' if idle == 1 else 'experts are'} idle (below {IDLE:.0%}). Task loss {loss:.2f}"
-    if on:
+    if not unused:
         text += f" ({baseline[: len(rows)][-5:].mean():.2f} without auxiliary loss)"
-    return f"{text}. Auxiliary loss {batch:.2f} over the batch, {sequence:.2f} by sequence."
+    text += f". Auxiliary loss {batch:.2f} over the batch, {sequence:.2f} by sequence"
+    return text + (f"; it is off, so {unused} is not used." if unused else ".")
 
 
 def work(
@@ -146,13 +147,14 @@ def work(
     """Train; yield (share done, Result) after every SLICE steps. More than `experts` cannot be chosen."""
     k = min(k, experts)
     baseline = without_aux(experts, k, weight, start)
+    unused = "" if aux else f"coefficient {coefficient:g} by {level}"
     rows = []
     for row in by_slice(train(experts, k, weight, coefficient if aux else 0.0, level, start)):
         rows.append(row)
         seen = np.array(rows)
         numbers = {"load": seen[:, :experts], "task": seen[:, -3], "batch": seen[:, -2], "sequence": seen[:, -1]}
         numbers |= {"baseline": baseline, "on": aux}
-        yield len(rows) * SLICE / STEPS, Result(numbers, words(seen, baseline, k, aux))
+        yield len(rows) * SLICE / STEPS, Result(numbers, words(seen, baseline, k, unused))
 
 
 def draw(figure: Figure) -> dict:

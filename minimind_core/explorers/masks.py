@@ -91,6 +91,8 @@ def compute(new: int, cached: int, side: str, padding: int, documents: int) -> R
         f"{of[ALLOWED] + of[ITSELF]} of {count(new * keys, 'pair')} allowed.",
         f"Hidden: {hidden}." if hidden else "Nothing is hidden.",
     ]
+    if side == "none" and padding:
+        words.append(f"No side is chosen for {count(padding, 'padding token')}.")
     if padded and side == "right" and cached:
         words.append("The padding is a hole between the prompt and the new tokens.")
     ends = [key for key in padded if key >= cached and key not in numbers["alone"]]
