@@ -1,6 +1,8 @@
-"""How fast is the core? `make bench` measures it beside transformers and beside the limits of the machine, in one run.
+"""How fast is the core? `make bench` measures it beside two others and the limits of the machine, in one run.
 
-Same weights, float32, two threads, in turns (core, transformers, limit, core, ...), median of five rounds and spread.
+Same weights, float32, two threads, in turns (core, plain, transformers, limit, core, ...), median of five rounds.
+"plain" runs every part the way that MiniMind's source does: a cache that is concatenated, K/V heads copied, attention
+written out when there is a past, one masked pass per expert, nn.Linear.
     step        forward, loss, backward on 2 x 340 tokens, no optimizer; limit: the same FLOPs as plain matmuls
     prefill     1 x 1024 tokens with a cache, last logits only; limit: the same FLOPs as plain matmuls
     decode      128 greedy tokens after a prompt of 32, batch 1 and 8; limit: each active weight read once per step
@@ -10,16 +12,30 @@ Peak memory is measured in processes of their own. Times depend on the machine; 
 """
 
 import argparse
+import copy
 import ctypes
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from minimind_core import MiniMindConfig, MiniMindForCausalLM, MOEFeedForward, count_parameters
+from minimind_core import (
+    Attention,
+    LayerCache,
+    MiniMindConfig,
+    MiniMindForCausalLM,
+    MOEFeedForward,
+    apply_rotary_pos_emb,
+    count_parameters,
+    repeat_kv,
+)
+from minimind_core.linear import Linear
 
 MODELS = {"dense 63.9M": MiniMindConfig.minimind_3, "MoE 198M": MiniMindConfig.minimind_3_moe}
 ROUNDS, THREADS, NEW_TOKENS, PROMPT = 5, 2, 128, 32
@@ -40,6 +56,53 @@ def transformers_model(core):
     from reference import to_transformers
 
     return to_transformers(core, attn_implementation="sdpa").eval()
+
+
+class PlainAttention(Attention):
+    """As MiniMind's source runs it: the past is concatenated, and with one the weights are written out."""
+
+    def forward(self, x, position_embeddings, past_key_value=None, use_cache=False, attention_mask=None):
+        batch, seq, _ = x.shape
+        q, k, v = (proj(x).view(batch, seq, -1, self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = apply_rotary_pos_emb(self.q_norm(q), self.k_norm(k), *position_embeddings)
+        had_past = past_key_value is not None and past_key_value.length > 0
+        if had_past:
+            k, v = (torch.cat([old, new], dim=1) for old, new in zip(past_key_value, (k, v), strict=True))
+        present = LayerCache(k, v) if use_cache else None
+        q, k, v = (x.transpose(1, 2) for x in (q, repeat_kv(k, self.n_rep), repeat_kv(v, self.n_rep)))
+        if seq > 1 and not had_past:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
+            scores[..., -seq:] += torch.full((seq, seq), float("-inf")).triu(1)
+            mixed = scores.softmax(dim=-1) @ v
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, seq, -1)), present
+
+
+class PlainMoE(MOEFeedForward):
+    """One masked pass over the tokens for each expert."""
+
+    def _dispatch(self, tokens, expert_idx, weight):
+        output = torch.zeros_like(tokens)
+        chosen, weights = expert_idx.view(-1, self.k), weight.view(-1, self.k)
+        for i, expert in enumerate(self.experts):
+            mask = chosen == i
+            if mask.any():
+                token = mask.any(dim=-1).nonzero().flatten()
+                output.index_add_(0, token, expert(tokens[token]) * weights[mask].view(-1, 1))
+            elif self.training:
+                output[0, 0] += 0 * sum(parameter.sum() for parameter in expert.parameters())
+        return output
+
+
+PLAIN = {Attention: PlainAttention, MOEFeedForward: PlainMoE, Linear: nn.Linear}
+
+
+def plain_model(core):
+    model = copy.deepcopy(core)
+    for module in model.modules():
+        module.__class__ = PLAIN.get(type(module), type(module))
+    return model.eval()
 
 
 def step(model):
@@ -64,7 +127,7 @@ def decode(model, batch: int):
         model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **length)
 
 
-TASKS = {
+TASKS = {  # a training step leaves out the optimizer, which is the same for all
     "step 2 x 340": step,
     "prefill 1 x 1024": prefill,
     "decode 128, batch 1": lambda model: decode(model, 1),
@@ -116,6 +179,12 @@ def read_limit(core) -> float:
     return time.perf_counter() - start
 
 
+TOKENS = {
+    "step 2 x 340": 680,
+    "prefill 1 x 1024": 1024,
+    "decode 128, batch 1": NEW_TOKENS,
+    "decode 128, batch 8": 8 * NEW_TOKENS,
+}
 LIMITS = {
     "step 2 x 340": lambda core: matmul_limit(core, 680, 2, backward=True),
     "prefill 1 x 1024": lambda core: matmul_limit(core, 1024, 1, backward=False),
@@ -130,28 +199,40 @@ def seconds(function, *arguments) -> float:
     return time.perf_counter() - start
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):6.2f} ({min(values):.2f}-{max(values):.2f})"
+def spread(values: list[float], digits: int = 2) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def compare(name: str, rounds: int, wanted: str):
     core = core_model(name)
-    other = transformers_model(core)
-    print(f"\n{name}: {count_parameters(core).total:,} parameters. Seconds: median (smallest-largest) of {rounds}.")
-    print(f"{'':20}  {'core':>18}  {'transformers':>18}  {'limit':>18}  {'transf./core':>12}  {'limit/core':>10}")
+    models = {"core": core, "plain": plain_model(core), "transformers": transformers_model(core)}
+    prompt = ids(2, 40)
+    with torch.no_grad():
+        logits = [model(input_ids=prompt).logits for model in models.values()]
+    assert all(torch.allclose(other, logits[0], atol=1e-4) for other in logits)
+    print(f"\n{name}: {count_parameters(core).total:,} parameters. Tokens per second: median (least-most) of {rounds}.")
+    print(
+        f"{'':20}"
+        + "".join(f"  {column:>19}" for column in (*models, "limit"))
+        + "  core/plain  core/transf.  of limit"
+    )
     for task, run in TASKS.items():
         if wanted not in task:
             continue
-        run(core), run(other)  # warm up
-        times = {"core": [], "other": [], "limit": []}
+        for model in models.values():
+            run(model)  # warm up
+        times = {column: [] for column in (*models, "limit")}
         for _ in range(rounds):
-            times["core"].append(seconds(run, core))
-            times["other"].append(seconds(run, other))
+            for column, model in models.items():
+                times[column].append(seconds(run, model))
             times["limit"].append(LIMITS[task](core))
-        middle = {key: statistics.median(values) for key, values in times.items()}
+        rates = {column: [TOKENS[task] / value for value in values] for column, values in times.items()}
+        middle = {column: statistics.median(values) for column, values in rates.items()}
         print(
-            f"{task:20}  {spread(times['core']):>18}  {spread(times['other']):>18}  {spread(times['limit']):>18}  "
-            f"{middle['other'] / middle['core']:12.2f}  {middle['limit'] / middle['core']:10.2f}",
+            f"{task:20}"
+            + "".join(f"  {spread(values, 0):>19}" for values in rates.values())
+            + f"  {middle['core'] / middle['plain']:10.2f}  {middle['core'] / middle['transformers']:12.2f}"
+            + f"  {middle['core'] / middle['limit']:8.0%}",
             flush=True,
         )
 
