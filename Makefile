@@ -32,7 +32,7 @@ lint: $(VENV)/test.stamp  ## style of the code and the notebooks
 figures: $(VENV)/lab.stamp  ## rebuild the static pictures
 	$(BIN)/python figures/build.py
 
-toy-model: $(VENV)/lab.stamp  ## train the small model of the attention pictures anew (about ten minutes)
+toy-model: $(VENV)/lab.stamp  ## train the two small models of the pictures anew (about half an hour)
 	$(BIN)/python -m minimind_core.toy
 
 bench: $(VENV)/test.stamp  ## speed and memory beside transformers

@@ -50,6 +50,7 @@ auxiliary loss | | | 08 | a small extra loss that spreads the tokens over the ex
 base | B | | 02 | rope_theta, 1,000,000: the larger, the slower the slowest pair turns
 batch | | batch | 00 | texts that are computed at the same time
 batch level, sequence level | | | 08 | the auxiliary loss over all tokens, or for each text and then the mean
+bfloat16 | | | 11 | a number in 16 bits, eight of them for its digits
 bias | | | 06 | a learned vector added after a matrix; MiniMind has none
 block | | | 07 | attention and feed-forward, each behind its norm, each added to the stream
 branch | | | 05 | two continuations that share one past
@@ -60,6 +61,7 @@ chunk | | | 05 | several new tokens fed at once, behind a past
 coefficient | | | 08 | the small factor of the auxiliary loss, router_aux_loss_coef
 collapse | | | 08 | all tokens go to one or a few experts
 contiguous | | | 00 | the numbers lie in memory in the order in which the axes count them
+cosine | | | 10 | how far two vectors point the same way: 1 the same, 0 at right angles
 cross-entropy | | | 11 | minus the logarithm of the probability of the right token, averaged
 decoding | | | 05 | writing one token per pass, behind the cache
 dense | | | 00 | without experts: every token uses every parameter
@@ -68,6 +70,7 @@ DistributedDataParallel | DDP | | 09 | one model trained in several processes, w
 dropout | | | 04 | sets random numbers to 0 in training and enlarges the others
 dummy | | | 09 | 0 times the sum of an idle expert's weights, added so that it gets a gradient of zeros
 embedding | E | vocab hidden | 10 | a table with one vector for each token
+embedding end, head end | | | 10 | the two places where the tied matrix is used: looking tokens up, and scoring them
 epsilon | ε | | 01 | rms_norm_eps: keeps a norm from dividing by zero
 expert | | experts | 08 | one of several feed-forwards, of which a token visits k
 explicit path | | | 04 | attention step by step, with the weights kept; the fast path is scaled_dot_product_attention
@@ -76,6 +79,7 @@ FLOPs | | | 09 | multiplications and additions, a count of work
 frequency | θᵢ | pairs | 02 | the angle by which pair i turns from one position to the next
 gain | | | 07 | what a stack makes of a small nudge at its bottom: the product of all I + J
 gate | | intermediate | 06 | the branch of SwiGLU that decides how much of each value passes
+glitch token | | | 10 | a token that was never read in training, so only the head has moved its row
 grouped-query attention | | | 04 | several query heads share one key head and one value head
 head (attention) | | heads | 04 | one of several attentions side by side, each with its own features
 head (of the model) | | vocab | 10 | lm_head: from hidden states to logits
@@ -84,6 +88,7 @@ hidden size | d | hidden | 00 | width of the residual stream, 768
 hook | | | 07 | a function that PyTorch calls after a module has run
 idle expert | | experts | 08 | an expert that no token visits
 ids | | batch seq | 00 | token numbers, the model's input
+ignore_index | | | 11 | -100, a label that is not to be learned
 in place | | | 07 | writing into an existing tensor instead of making a new one
 intermediate size | | intermediate | 06 | width inside the feed-forward: π times hidden, up to a multiple of 64
 K/V cache | | kv_heads | 05 | keys and values of the past, kept so that they are not computed again
@@ -93,18 +98,25 @@ labels | | batch seq | 11 | the ids again; the loss compares position t with lab
 layer | | | 07 | another word for block
 load | f | experts | 08 | the share of all choices that went to an expert; it has no gradient
 logits | z | batch seq vocab | 10 | one score per token of the vocabulary; softmax makes probabilities of them
+logits_to_keep | | | 11 | for how many last positions logits are computed; 0 for all
+logsumexp | | | 11 | logarithm of the sum of e to each logit, computed without overflow
+marker | | | 11 | the last token of a prompt; its logits predict the answer's first token
 mask | | | 04 | says which keys a query may see: 1 or True for seen
 mean probability | P | experts | 08 | an expert's router probability, averaged over the tokens
+micro-batch | | | 11 | a part of a training step's batch that fits into memory
 mixture of experts | | | 08 | MoE: a router sends each token to k of the experts
 multi-head attention | MHA | | 04 | every query head has a K/V head of its own
 multi-query attention | MQA | | 04 | one K/V head for all query heads
 NaN | | | 09 | not a number, such as 0 · ∞
+nat | | | 11 | unit of a loss whose logarithm has base e
+one-hot | | vocab | 10 | a list of zeros with a single 1, at the token's place
 original length | L | | 03 | the window in which a model was trained before YaRN
 packing | | | 04 | several documents in one row; needs a mask with a row for each query
 padding | | | 04 | filler tokens that bring short texts to the length of the longest
 pair | i | pairs | 02 | two features of a head that turn together; head_dim / 2 of them
 parameter | | | 00 | a number that training changes
 past | P | | 05 | keys and values of all earlier positions, one pair of tensors per layer
+perplexity | | | 11 | e to the loss: among how many equally likely tokens the model would be as unsure
 position | m | seq | 02 | place of a token in its text, from 0
 post-norm | | | 07 | the norm stands after each addition, on the stream; the Transformer of 2017
 pre-norm | | | 07 | the norm stands before each part, and the stream is never normed; Llama, MiniMind
@@ -132,6 +144,7 @@ state dict | | | 00 | names and tensors of a model, as they are saved
 straight-through | | | 08 | one value forward, another gradient backward
 stride | | | 00 | steps in memory from one number to the next along an axis
 SwiGLU | | | 06 | down(silu(gate(x)) * up(x)), MiniMind's feed-forward
+target | | batch seq | 11 | the token that a position is asked for: the one after it
 temperature | T | | 15 | divides the logits before sampling: low is cautious, high is wild
 tied | | | 10 | embedding and head are one Parameter
 token | | tokens | 13 | a piece of text with a number; in these first notebooks, a byte

@@ -301,7 +301,7 @@ ACTIVATIONS = part(
 LOSS = part(
     "loss.py",
     "loss",
-    "00",
+    "00 11",
     ("no shift", "F.pad(labels[:, 1:].long(), (0, 1), value=ignore_index)", "labels.long()"),
     ("ignored labels count as token 0",
      'F.cross_entropy(flat, rearrange(targets, "batch seq -> (batch seq)"), ignore_index=ignore_index)',
@@ -309,6 +309,16 @@ LOSS = part(
     ("nothing to predict gives NaN", "if not counted.any():", "if False:"),
     ("nothing to predict has no graph", "return logits[..., :0].sum(", "return torch.zeros(0).sum("),
     ("half-precision logits", "flat = flat.to(torch.promote_types(flat.dtype, torch.float32))", "pass"),
+    ("two shifts", "F.pad(labels[:, 1:].long(), (0, 1), value=ignore_index)",
+     "F.pad(labels[:, 2:].long(), (0, 2), value=ignore_index)"),
+    ("labels rolled", "F.pad(labels[:, 1:].long(), (0, 1), value=ignore_index)", "labels.long().roll(-1, dims=1)"),
+    ("nothing to predict is silent",
+     'warnings.warn("no label to predict in this batch: the loss is 0 and teaches nothing", stacklevel=2)', "pass"),
+    ("the size of the vocabulary passes as a label", "targets >= logits.shape[-1]", "targets > logits.shape[-1]"),
+    ("mean over masked positions too",
+     'return F.cross_entropy(flat, rearrange(targets, "batch seq -> (batch seq)"), ignore_index=ignore_index)',
+     'return F.cross_entropy(flat, rearrange(targets, "batch seq -> (batch seq)"), ignore_index=ignore_index) * '
+     "counted.float().mean()"),
 )  # fmt: skip
 
 GENERATION = part(
@@ -384,8 +394,43 @@ PRETRAINED_CONFIG = part(
     ("MiniMind-2 renormalizes one weight", 'known["norm_topk_prob"] = False', "pass"),
 )  # fmt: skip
 
+TOKENIZER = part(
+    "tokenizer.py",
+    "tokenizer data",
+    "13",
+    ("a user's marker is special", "self._plain.encode_special_tokens = True",
+     "self._plain.encode_special_tokens = False"),
+    ("half a character is shown", "self._utf8.decode(self._tokenizer.token_bytes(token))",
+     'self._tokenizer.token_bytes(token).decode(errors="replace")'),
+    ("flush loses the half character", 'rest = self._utf8.decode(b"", final=True)', 'rest = ""'),
+)  # fmt: skip
+
+BPE = part(
+    "bpe.py",
+    "bpe",
+    "13",
+    ("merges overlap", "            i += 2", "            i += 1"),
+    ("ties by byte value", "return _byte_places()[token] if token < 256 else token", "return token"),
+    ("equal pieces counted once", "pairs[pair] += sign * n * times[word]", "pairs[pair] += sign * n"),
+    ("leftmost merge first", "key=lambda pair: ranks.get(pair, len(ranks)))",
+     "key=lambda pair: pair not in ranks)"),
+)  # fmt: skip
+
+DATA = part(
+    "data.py",
+    "data",
+    "14",
+    ("first answer token dropped", "[False] * (1 + len(header)) + [answer] * (len(content) + 1)",
+     "[False] * (2 + len(header)) + [answer] * len(content)"),
+    ("end token not learned", "[answer] * (len(content) + 1) + [False] * len(newline)",
+     "[answer] * len(content) + [False] * (1 + len(newline))"),
+    ("a turn's markers are markers", 'assistant\\n"], special=False)', 'assistant\\n"])'),
+    ("labels shifted in the data too", "return ids, labels\n", "return ids, labels.roll(-1)\n"),
+    ("answers truncated away stay", "if not any(learned[:length]):", "if not any(learned):"),
+)  # fmt: skip
+
 MUTANTS = [
     *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + LINEAR + FEED_FORWARD + GATE + DISPATCH),
     *(BLOCK + CAUSAL_LM + CONFIG + ACTIVATIONS + LOSS + GENERATION + MICROSCOPE),
-    *(PRETRAINED + PRETRAINED_CONFIG),
+    *(PRETRAINED + PRETRAINED_CONFIG + BPE + TOKENIZER + DATA),
 ]

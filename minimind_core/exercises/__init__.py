@@ -31,6 +31,12 @@ BANKS = {
     "07_residual_block": "residual_block",
     "08_moe_gate": "moe_gate",
     "09_moe_dispatch": "moe_dispatch",
+    "10_tied_embeddings": "tied_embeddings",
+    "11_shifted_cross_entropy": "cross_entropy",
+    "12_the_whole_model": "whole_model",
+    "13_tokenizer": "tokenizer",
+    "14_training": "training",
+    "15_generation": "generation",
 }
 
 OURS = (

@@ -63,9 +63,15 @@ def run(exercise: Exercise, function: Callable, case: Case) -> Outcome:
     spoiled = tuple(
         name
         for name, before, after in zip(exercise.argument_names, case.arguments, arguments, strict=True)
-        if torch.is_tensor(before) and not (before.shape == after.shape and torch.equal(before, after))
+        if not _same_argument(before, after)
     )
     return Outcome(value, spoiled=spoiled)
+
+
+def _same_argument(before: Any, after: Any) -> bool:
+    if torch.is_tensor(before):
+        return before.shape == after.shape and torch.equal(before, after)
+    return before == after if isinstance(before, list | dict) else True
 
 
 def differs(exercise: Exercise, wanted: Outcome, got: Outcome, loose: bool = False) -> Difference | None:
@@ -174,7 +180,8 @@ def _side_effects(outcomes: list[Outcome]) -> list[str]:
     names = " and ".join(spoiled)
     return [
         f"One thing to mend: it changes its input ({names}) in place, and the caller still needs that. "
-        f"Look for += and for names that end in an underscore, such as mul_; make a new tensor instead."
+        f"Look for += and for names that end in an underscore, such as mul_, or for pop, del and append in a list; "
+        f"make a new one instead."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Compare two results, and put tensors and differences into words."""
+"""Compare two results, and put tensors, lists and differences into words."""
 
 import dataclasses
 import numbers
@@ -34,6 +34,8 @@ def difference(exercise: Exercise, wanted: Any, got: Any, loose: bool = False) -
         return _tuple_difference(exercise, wanted, got, loose)
     if torch.is_tensor(wanted):
         return _tensor_difference(exercise, wanted, got, loose)
+    if isinstance(wanted, list | dict | str):
+        return _plain_difference(wanted, got)
     return _number_difference(wanted, got)
 
 
@@ -87,7 +89,7 @@ def _apart(wanted: torch.Tensor, got: torch.Tensor, allowed: float, loose: bool)
     scale = one[one.isfinite()].abs().max() if one.isfinite().any() else one.new_tensor(0.0)
     limit = allowed * (4 if loose else 1) * one.abs() + (1e-6 if half else 0.1 * allowed) * scale
     same = (one == other) | (one.isnan() & other.isnan())
-    apart = ~same & ~((one - other).abs() <= limit)
+    apart = ~same & ~(one.isfinite() & ((one - other).abs() <= limit))  # of infinity nothing is a small share
     if half and not loose and not apart.any() and (~same).float().mean() > 0.02:
         return ~same  # each is within one unit, but so many cannot be luck: something was rounded too early
     return apart
@@ -105,6 +107,40 @@ def _number_difference(wanted: float, got: Any) -> Difference | None:
     return Difference("The number differs.", show(wanted), show(number), in_numbers=True)
 
 
+def _plain_difference(wanted: list | dict | str, got: Any) -> Difference | None:
+    """Lists (a tuple will do), dicts and strings are compared exactly."""
+    fits = list | tuple if isinstance(wanted, list) else type(wanted)
+    if not isinstance(got, fits):
+        return Difference(f"Wrong type: wanted {kind(wanted)}, got {kind(got)}.", _quoted(wanted), kind(got))
+    got = list(got) if isinstance(wanted, list) else got
+    if _equal(wanted, got):
+        return None
+    sentence = "The text differs."
+    if isinstance(wanted, list):
+        pairs = enumerate(zip(wanted, got, strict=False))
+        place = next((i for i, (one, other) in pairs if not _equal(one, other)), min(len(wanted), len(got)))
+        sentence = f"Wanted {len(wanted)} items, got {len(got)}; they differ from item {place} on (counted from 0)."
+    elif isinstance(wanted, dict):
+        both = [key for key in wanted if key in got]
+        sentence = (
+            f"Of {len(wanted)} keys {len(wanted) - len(both)} are missing and "
+            f"{sum(not _equal(got[key], wanted[key]) for key in both)} have another value; "
+            f"{len(got) - len(both)} are too many."
+        )
+    return Difference(sentence, _quoted(wanted), _quoted(got), in_numbers=True)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # such as a tensor of several numbers inside a list
+        return False
+
+
+def _quoted(value: list | dict | str) -> str:
+    return repr(value if isinstance(value, list | str) else dict(value))  # not Counter(...)
+
+
 def _show_pair(wanted: torch.Tensor, got: torch.Tensor, apart: torch.Tensor) -> tuple[str, str]:
     if wanted.numel() <= SHOWN:
         return show(wanted), show(got)
@@ -120,7 +156,7 @@ def kind(value: Any) -> str:
         return f"a tensor {list(value.shape)} {dtype_name(value)}"
     if isinstance(value, bool | numbers.Number):
         return f"the number {show(value)}"
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | dict):
         return f"a {type(value).__name__} of {len(value)}"
     if callable(value):
         return f"a function or class ({getattr(value, '__name__', type(value).__name__)})"

@@ -24,7 +24,13 @@ class Case:
 
     def fresh(self) -> tuple:
         """The arguments again, tensors copied with their strides, so that no function can spoil them for the next."""
-        return tuple(a.clone(memory_format=torch.preserve_format) if torch.is_tensor(a) else a for a in self.arguments)
+        return tuple(_copied(argument) for argument in self.arguments)
+
+
+def _copied(argument: Any) -> Any:
+    if torch.is_tensor(argument):
+        return argument.clone(memory_format=torch.preserve_format)
+    return argument.copy() if isinstance(argument, list | dict) else argument
 
 
 @dataclass(frozen=True)

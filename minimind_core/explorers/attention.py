@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,13 +14,16 @@ from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
+from ..config import MiniMindConfig
+from ..generation import evaluating
 from ..microscope import intermediates
+from ..model import MiniMindForCausalLM
 from ..toy import CONFIG, toy_model
 from . import style
 from .shell import Explorer, Result, Slider, Text
 
 LONGEST = 32  # bytes; what does not fit is left out
-HEADS, SHARED = CONFIG.num_attention_heads, CONFIG.num_attention_heads // CONFIG.num_key_value_heads
+MOST = 4  # heads that the picture has room for
 SIZE = (style.WIDTH, 4.25)
 MAP, GAP, MAPS_LEFT, MAPS_TOP = 168, 14, 42, 50  # pixels: side of one map, between two, where the first one stands
 CELLS_LEFT, CELLS_TOP, CELLS_WIDE, CELL_HIGH = 74, 312, 576, 26  # the table of the chosen query
@@ -33,11 +36,10 @@ CONTROLS = {
     "position": Slider("query position", range(LONGEST), 21),
 }
 PRESETS = {  # what this model has learned
-    "byte before": {"text": "an object is an object", "layer": 0, "position": 21},
-    "word start": {"text": "an object is an object", "layer": 3, "position": 21},
+    "byte before": {"text": "an object is an object", "layer": 0, "position": 20},
+    "word start": {"text": "an object is an object", "layer": 3, "position": 8},
     "brackets": {"text": "a[i:j] and a[i:j]", "layer": 3, "position": 5},
-    "quotes": {"text": 'the "sort" of the "sort"', "layer": 1, "position": 9},
-    "said twice": {"text": "the cat sat. the cat sat.", "layer": 1, "position": 18},
+    "quotes": {"text": 'the "sort" of the "sort"', "layer": 2, "position": 9},
 }
 STILLS = {"brackets": PRESETS["brackets"]}
 
@@ -48,11 +50,18 @@ def model():
     return toy_model()
 
 
+def weights_of(model: MiniMindForCausalLM, text: str) -> np.ndarray:
+    """[layer, head, query, key]: the attention weights of the whole model on the bytes of this text."""
+    device = model.model.embed_tokens.weight.device
+    with evaluating(model):
+        seen = intermediates(model, torch.tensor([list(text.encode())], device=device))
+    return np.stack([value[0].numpy(force=True) for path, value in seen if path.endswith("self_attn.weights")])
+
+
 @lru_cache(maxsize=32)
 def weights(text: str) -> np.ndarray:
-    """[layer, head, query, key]: the attention weights of the whole model on the bytes of this text."""
-    seen = intermediates(model(), torch.tensor([list(text.encode())]))
-    return np.stack([value[0].numpy() for path, value in seen if path.endswith("self_attn.weights")])
+    """Those of the trained toy model."""
+    return weights_of(model(), text)
 
 
 @lru_cache(maxsize=32)
@@ -69,7 +78,7 @@ def named(text: str, position: int, shown: Callable[[str], str] = str) -> str:
     return f"byte {part} of {name} at {position}" if len(char.encode()) > 1 else f"{name} at {position}"
 
 
-def compute(text: str, layer: int, position: int) -> Result:
+def compute(text: str, layer: int, position: int, weights: Callable[[str], np.ndarray] = weights) -> Result:
     """The weights of one layer's heads, and where each looks most from the byte at `position`."""
     read = fitting(text)
     every = weights(read)[layer]
@@ -95,7 +104,7 @@ def compute(text: str, layer: int, position: int) -> Result:
     if query == 0:
         words += ": the first byte can look only at itself, so its weight is 1 in every head."
     else:
-        others = "; ".join(f"head {i}: {link(i)}" for i in range(HEADS) if i != head)
+        others = "; ".join(f"head {i}: {link(i)}" for i in range(len(every)) if i != head)
         words += f": head {head} has the strongest link, to {link(head)}. {others[0].upper()}{others[1:]}."
     if len(read) < len(text):
         words += f" Only the first {len(read.encode())} bytes are read."
@@ -111,7 +120,7 @@ def drawable(char: str) -> str:
     return char if known and char.isprintable() and not unicodedata.combining(char) else "□"
 
 
-def draw(figure: Figure) -> dict:
+def draw(figure: Figure, heads: int = CONFIG.num_attention_heads, kv_heads: int = CONFIG.num_key_value_heads) -> dict:
     width, height = (100 * side for side in SIZE)
     figure.set_layout_engine("none")  # the axes are the whole picture, in pixels
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
@@ -119,9 +128,9 @@ def draw(figure: Figure) -> dict:
     middle, bold = {"ha": "center", "va": "center"}, {"fontweight": "bold"}
     seen = {"path_effects": [withStroke(linewidth=3, foreground="white")]}
     scene = {"title": axes.text(6, 13, "", va="center", fontsize=12, **bold), "maps": [], "rows": [], "stars": []}
-    for head in range(HEADS):
+    for head in range(heads):
         x, y = MAPS_LEFT + head * (MAP + GAP), MAPS_TOP
-        axes.text(x, y - 10, f"head {head} (K/V {head // SHARED})", va="center")
+        axes.text(x, y - 10, f"head {head} (K/V {head * kv_heads // heads})", va="center")
         extent = (x, x + MAP, y + MAP, y)
         scene["maps"].append(axes.imshow(np.zeros((1, 1, 4), np.uint8), aspect="auto", extent=extent))
         axes.add_patch(Rectangle((x, y), MAP, MAP, fill=False, edgecolor=style.QUIET, zorder=3))
@@ -152,10 +161,10 @@ def draw(figure: Figure) -> dict:
         "cells": axes.imshow(np.zeros((1, 1, 4), np.uint8), aspect="auto", extent=(0, 1, 1, 0)),
         "dots": axes.plot([], [], "o", color=style.INK, markersize=6, zorder=5, **seen)[0],
         "star": axes.plot([], [], **style.points("highlight"), markersize=14, zorder=5, **seen)[0],
-        "best": [axes.text(0, CELLS_TOP + (head + 0.5) * CELL_HIGH, "", va="center") for head in range(HEADS)],
+        "best": [axes.text(0, CELLS_TOP + (head + 0.5) * CELL_HIGH, "", va="center") for head in range(heads)],
     }
     axes.set(xlim=(0, width), ylim=(height, 0))
-    for head in range(HEADS):
+    for head in range(heads):
         axes.text(CELLS_LEFT - 8, CELLS_TOP + (head + 0.5) * CELL_HIGH, f"head {head}", ha="right", va="center")
     return scene
 
@@ -178,7 +187,7 @@ def update(scene: dict, result: Result) -> None:
     right = CELLS_LEFT + count * wide
     scene["asked"].set_text(f"Where {named(text, query, drawable)} looks")
     scene["cells"].set_data(colors[:, query])
-    scene["cells"].set_extent((CELLS_LEFT, right, CELLS_TOP + HEADS * CELL_HIGH, CELLS_TOP))
+    scene["cells"].set_extent((CELLS_LEFT, right, CELLS_TOP + len(best) * CELL_HIGH, CELLS_TOP))
     starts = CELLS_LEFT + wide * np.cumsum([0, *(len(char.encode()) for char in text)])
     spans = list(pairwise(starts))
     scene["spans"].set_segments([[(a + 3, LINE), (b - 3, LINE)] for a, b in spans if b - a > 1.5 * wide])
@@ -193,7 +202,7 @@ def update(scene: dict, result: Result) -> None:
         label.set_visible(i < count and i % 5 == 0)
         label.set_x(CELLS_LEFT + (min(i, count - 1) + 0.5) * wide)
         label.set_text(str(i))
-    heads = np.arange(HEADS)
+    heads = np.arange(len(best))
     x, y = CELLS_LEFT + (best + 0.5) * wide, CELLS_TOP + (heads + 0.5) * CELL_HIGH
     others = heads != n["head"]
     scene["dots"].set_data(x[others], y[others])
@@ -204,18 +213,35 @@ def update(scene: dict, result: Result) -> None:
         label.set_fontweight("bold" if head == n["head"] else "normal")
 
 
-def explore(**start) -> Explorer:
-    """See the attention weights of every head of a small trained model on a text of your own, up to 32 bytes.
+def explore(model: MiniMindForCausalLM | None = None, **start) -> Explorer:
+    """See the attention weights of every head on a text of your own, up to 32 bytes.
 
+    model: a model of bytes with at most 4 heads, as it is now; the small trained model unless given.
     start: controls to begin with, for example explore(text="Hello").
+    Raises ValueError for a model that does not fit.
     """
+    controls, presets, see, config = CONTROLS, PRESETS, weights, CONFIG
+    if model is not None:
+        config = model.config
+        check_fits(config)
+        layers = range(config.num_hidden_layers)
+        controls = CONTROLS | {"layer": Slider("layer", layers, layers[-1])}
+        presets, see = {}, lru_cache(maxsize=32)(partial(weights_of, model))
     return Explorer(
         "attention",
-        controls=CONTROLS,
-        presets=PRESETS,
-        compute=compute,
-        draw=draw,
+        controls=controls,
+        presets=presets,
+        compute=partial(compute, weights=see),
+        draw=partial(draw, heads=config.num_attention_heads, kv_heads=config.num_key_value_heads),
         update=update,
         size=SIZE,
         start=start,
     )
+
+
+def check_fits(config: MiniMindConfig) -> None:
+    """Raise ValueError unless the model knows all bytes and its heads have room in the picture."""
+    if config.vocab_size < 256:
+        raise ValueError(f"the model has a vocabulary of {config.vocab_size}; the text is shown to it as bytes: 256")
+    if config.num_attention_heads > MOST:
+        raise ValueError(f"the model has {config.num_attention_heads} heads; the picture has room for {MOST}")

@@ -20,7 +20,6 @@ function render({ model, el }) {
   const error = element("p", { className: "mm-error", hidden: true });
   const remark = element("p", { className: "mm-remark" });
   error.setAttribute("role", "alert");
-  sentence.setAttribute("aria-live", "polite");
   remark.setAttribute("role", "status");
 
   function send() {
@@ -65,7 +64,7 @@ function render({ model, el }) {
   progress.setAttribute("aria-label", "done");
   const doButton = element("button", { type: "button" });
   doButton.addEventListener("click", () => {
-    if (model.get("shown").done < 1) {
+    if (doButton.textContent === "Stop") {
       pending = null;
       model.send({ stop: true });
     } else {
@@ -148,7 +147,8 @@ function render({ model, el }) {
     root.classList.toggle("mm-failed", Boolean(shown.error));
     remark.textContent = shown.remark;
     progress.value = shown.done;
-    doButton.textContent = shown.done < 1 ? "Stop" : "Run again";
+    doButton.textContent = shown.working ? "Stop" : spec.again;
+    sentence.setAttribute("aria-live", shown.working ? "off" : "polite"); // not four times a second
     root.dataset.done = shown.done;
     root.dataset.serial = shown.serial;
   }
@@ -156,8 +156,7 @@ function render({ model, el }) {
   const root = element(
     "div",
     { className: "mm-explorer" },
-    presetRow,
-    element("div", { className: "mm-controls" }, ...rows),
+    ...(rows.length ? [presetRow, element("div", { className: "mm-controls" }, ...rows)] : []),
     workRow,
     picture,
     element("div", { className: "mm-words" }, sentence, error),

@@ -307,6 +307,7 @@ class Explorer(anywidget.AnyWidget):
             "size": self.canvas.get_width_height(),
             "presets": list(self.presets),
             "works": work is not None,
+            "again": "Run again",  # what the stop button says when there is nothing to stop
             "controls": [{"name": key} | control.spec() for key, control in controls.items()],
         }
         values = self.values | self._checked(start or {}, "start")
@@ -379,7 +380,7 @@ class Explorer(anywidget.AnyWidget):
         if self.shown["done"] < 1:
             self.remark = f"Stopped at {self.shown['done']:.0%}."
         self._serial += 1
-        self.shown = self.shown | {"serial": self._serial, "remark": self.remark, "done": 1.0}
+        self.shown = self.shown | {"serial": self._serial, "remark": self.remark, "done": 1.0, "working": False}
 
     def _show(self, values: dict, remark: str = "", step: Callable[[], tuple[float, Result]] | None = None) -> None:
         """Bring controls, picture and sentence to these values, in one message to the browser.
@@ -396,16 +397,21 @@ class Explorer(anywidget.AnyWidget):
             raise
         finally:
             self._serial += 1
-            self.shown = {
-                "serial": self._serial,
-                "done": 1.0 if self.error else done,
-                "picture": f"data:image/png;base64,{base64.b64encode(self.png).decode()}",
-                "sentence": self.sentence,
-                "remark": self.remark,
-                "error": self.error,
-                "preset": [name for name, some in self.presets.items() if some.items() <= values.items()],
-                "controls": {key: control.shown(values[key]) for key, control in self.controls.items()},
-            }
+            self.shown = self._state(1.0 if self.error else done)
+
+    def _state(self, done: float) -> dict:
+        """All that the browser shows."""
+        return {
+            "serial": self._serial,
+            "done": done,
+            "working": done < 1,
+            "picture": f"data:image/png;base64,{base64.b64encode(self.png).decode()}",
+            "sentence": self.sentence,
+            "remark": self.remark,
+            "error": self.error,
+            "preset": [name for name, some in self.presets.items() if some.items() <= self.values.items()],
+            "controls": {key: control.shown(self.values[key]) for key, control in self.controls.items()},
+        }
 
     def _paint(self) -> bytes:
         """The figure as PNG. Only the moving artists are drawn anew unless something else has changed."""
