@@ -50,6 +50,7 @@ auxiliary loss | | | 08 | a small extra loss that spreads the tokens over the ex
 base | B | | 02 | rope_theta, 1,000,000: the larger, the slower the slowest pair turns
 batch | | batch | 00 | texts that are computed at the same time
 batch level, sequence level | | | 08 | the auxiliary loss over all tokens, or for each text and then the mean
+beam search | | | 15 | keeping several of the most probable texts at each step instead of one
 bfloat16 | | | 11 | a number in 16 bits, eight of them for its digits
 bias | | | 06 | a learned vector added after a matrix; MiniMind has none
 block | | | 07 | attention and feed-forward, each behind its norm, each added to the stream
@@ -80,6 +81,7 @@ frequency | θᵢ | pairs | 02 | the angle by which pair i turns from one positi
 gain | | | 07 | what a stack makes of a small nudge at its bottom: the product of all I + J
 gate | | intermediate | 06 | the branch of SwiGLU that decides how much of each value passes
 glitch token | | | 10 | a token that was never read in training, so only the head has moved its row
+greedy | | | 15 | taking the token with the largest logit each time; temperature 0 means it
 grouped-query attention | | | 04 | several query heads share one key head and one value head
 head (attention) | | heads | 04 | one of several attentions side by side, each with its own features
 head (of the model) | | vocab | 10 | lm_head: from hidden states to logits
@@ -103,6 +105,7 @@ logsumexp | | | 11 | logarithm of the sum of e to each logit, computed without o
 marker | | | 11 | the last token of a prompt; its logits predict the answer's first token
 mask | | | 04 | says which keys a query may see: 1 or True for seen
 mean probability | P | experts | 08 | an expert's router probability, averaged over the tokens
+meta device | | | 12 | where tensors have a shape but no numbers: enough to count a model
 micro-batch | | | 11 | a part of a training step's batch that fits into memory
 mixture of experts | | | 08 | MoE: a router sends each token to k of the experts
 multi-head attention | MHA | | 04 | every query head has a K/V head of its own
@@ -124,11 +127,13 @@ prefill | | | 05 | the pass over the whole prompt, which fills the cache
 QK-norm | | | 01 | RMSNorm on the query and the key of each head
 query | q | query | 04 | what a position looks for
 ramp | r | pairs | 03 | YaRN's passage from the pairs left alone (0) to the pairs slowed down (1)
+repetition penalty | θ | | 15 | makes written tokens less likely: positive logits are divided by it, negative ones multiplied
 residual connection | | | 07 | the bare x in x + part(x): it carries the stream past each part
 residual stream | x | batch seq hidden | 00 | one vector per token, to which every block adds
 rms | | | 01 | root mean square: the typical size of the numbers of a vector
 RoPE | | | 02 | rotary position embedding: pairs of q and k are turned by their position
 router | | experts | 08 | the small layer that gives each token a probability per expert
+safetensors | | | 12 | a file of named tensors that holds numbers only, no code
 saturated | | | 04 | a softmax in which one weight is near 1: the gradient vanishes
 scale factor | s | | 03 | YaRN's factor: how many times longer the window becomes
 score | | query key | 04 | q times k, divided by the root of head_dim
@@ -141,7 +146,9 @@ softmax | | | 04 | turns scores into positive weights that sum to 1
 stable sort | | | 09 | a sort that keeps the order of equal numbers
 standard deviation | σ | | 00 | how far random numbers spread; initializer_range, 0.02, for the weights
 state dict | | | 00 | names and tensors of a model, as they are saved
+stop token | | | 15 | a token that ends the text when the model writes it
 straight-through | | | 08 | one value forward, another gradient backward
+streamer | | | 15 | what receives each token while the text is being written
 stride | | | 00 | steps in memory from one number to the next along an axis
 SwiGLU | | | 06 | down(silu(gate(x)) * up(x)), MiniMind's feed-forward
 target | | batch seq | 11 | the token that a position is asked for: the one after it
@@ -150,8 +157,11 @@ tied | | | 10 | embedding and head are one Parameter
 token | | tokens | 13 | a piece of text with a number; in these first notebooks, a byte
 token choice, expert choice | | | 08 | tokens take their experts, or experts take their tokens
 token-layer | | | 05 | one token going through one layer, a unit of work
+top-k | k | | 15 | keeping only the k tokens with the largest logits
 top-k (of the router) | k | k | 08 | the k most probable experts of a token
 top-k, top-p (of sampling) | k, p | | 15 | sample only from the k likeliest tokens, or from those that make up p
+top-p | p | | 15 | keeping the most probable tokens until their probabilities reach p, the one that crosses p included
+transformers | | | 12 | Hugging Face's library of models; its Qwen3 gives MiniMind-3's logits
 turns | β | | 03 | how often a pair goes around in the original window; beta_fast and beta_slow are such
 up branch | | intermediate | 06 | the branch of SwiGLU that carries the value which the gate lets pass
 value | v | | 04 | what a position hands over when it is found
