@@ -1,11 +1,13 @@
 """Rebuild the pictures in figures/ from the explorers' own drawing code.
 
-    python figures/build.py    writes map.png and explorer_<name>.png of every explorer, and prints the alt text of each
+    python figures/build.py    writes map.png, live_training.png and explorer_<name>.png of every explorer, and prints
+                               the alt text of each
 
 Each picture carries the numbers that it shows and its sentence as PNG text. The tests compare these with what the
 explorer computes today, so a picture can't silently fall behind, while its bytes may differ between machines.
 """
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,9 +52,21 @@ def save_map(path: Path) -> None:
         figure.savefig(path, dpi=DPI, metadata={"Description": model_map.ALT, "Software": None})
 
 
+def save_live(path: Path) -> str:
+    """Write the live view of a training as notebook 14 has stored it, after its last update. Returns what it is."""
+    for cell in json.loads((FOLDER.parent / "notebooks" / "14_training.ipynb").read_text(encoding="utf-8"))["cells"]:
+        for output in cell.get("outputs", ()):
+            words = "".join(output.get("data", {}).get("text/plain", ""))
+            if words.startswith("<Explorer live:"):
+                path.write_bytes(base64.b64decode(output["data"]["image/png"]))
+                return words
+    raise ValueError("notebooks/14_training.ipynb stores no live view: run tests/run_notebooks.py on it")
+
+
 def main() -> None:
     save_map(FOLDER / "map.png")
     print(f"map.png\n    {model_map.ALT}")
+    print(f"live_training.png\n    {save_live(FOLDER / 'live_training.png')}")
     wanted = dict(pictures())
     for old in FOLDER.glob("explorer_*.png"):
         if old.name not in wanted:

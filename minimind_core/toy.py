@@ -4,14 +4,13 @@ Their tokens are bytes: ids = list(text.encode()). `make toy-model` trains them 
 """
 
 import json
-import os
-import pydoc_data.topics
 import sys
 from pathlib import Path
 
 import torch
 
 from .config import MiniMindConfig
+from .data import python_help
 from .model import MiniMindForCausalLM
 
 CONFIG = MiniMindConfig(
@@ -65,7 +64,7 @@ def toy_model(kind: str = "dense") -> MiniMindForCausalLM:
 
 def text() -> bytes:
     """The text they are trained on: Python's own help pages, which every Python has."""
-    return "\n".join(pydoc_data.topics.topics.values()).encode()
+    return "\n".join(python_help()).encode()
 
 
 class Windows(torch.utils.data.Dataset):
@@ -118,15 +117,15 @@ def train(kind: str = "dense", steps: int = STEPS) -> tuple[MiniMindForCausalLM,
 
 def save(kind: str, model: MiniMindForCausalLM, log: list[dict]) -> None:
     """Write weights (half precision, the tied matrix once) and log: each to a temporary file, which is then renamed."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save as serialize
+
+    from .training.checkpoint import write_atomically
 
     file = weights_file(kind)
     weights = {name: value.half() for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    temporary = file.with_suffix(".tmp")
-    save_file(weights, temporary)
-    os.replace(temporary, file)
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in log), encoding="utf-8")
-    os.replace(temporary, file.with_suffix(".jsonl"))
+    write_atomically(file, lambda target: target.write(serialize(weights)))
+    lines = "".join(json.dumps(line) + "\n" for line in log)
+    write_atomically(file.with_suffix(".jsonl"), lambda target: target.write(lines.encode()))
 
 
 if __name__ == "__main__":

@@ -417,13 +417,64 @@ TOKENIZER = part(
 
 BPE = part(
     "bpe.py",
-    "bpe",
+    "tokenizer",
     "13",
     ("merges overlap", "            i += 2", "            i += 1"),
     ("ties by byte value", "return _byte_places()[token] if token < 256 else token", "return token"),
     ("equal pieces counted once", "pairs[pair] += sign * n * times[word]", "pairs[pair] += sign * n"),
     ("leftmost merge first", "key=lambda pair: ranks.get(pair, len(ranks)))",
      "key=lambda pair: pair not in ranks)"),
+)  # fmt: skip
+
+TRAINER = part(
+    "training/trainer.py",
+    "training",
+    "14",
+    ("mean of the micro-batches' means", "share, batch = group.tokens[self.micro] / group.total,",
+     "share, batch = bool(group.tokens[self.micro]) / len(group.batches),"),
+    ("clipped before the scale is off", "self.scaler.unscale_(self.optimizer)  # before clipping", "pass  #"),
+    ("auxiliary loss forgotten", "(output.loss + output.aux_loss)", "output.loss"),
+    ("evaluated with dropout", "self.model.eval()\n        try:", "self.model.train()\n        try:"),
+    ("not a number goes on", "if not math.isfinite(value):", "if False:"),
+)  # fmt: skip
+
+PROCESSES = part(
+    "training/trainer.py",
+    "training_ddp",
+    "",
+    ("DDP's mean stays", "            loss = processes.count() * loss", "            loss = loss"),
+    ("labels counted in one process", "self._group.total = int(processes.add(self._group.total)[0])", "pass"),
+)  # fmt: skip
+
+BATCHES = part(
+    "training/batches.py",
+    "training training_ddp",
+    "",
+    ("every process the same", "for each in indices[rank::processes]]", "for each in indices[::processes]]"),
+    ("the first label of a row counts", "(labels[:, 1:] != IGNORED)", "(labels != IGNORED)"),
+    ("every epoch in the same order", 'derived_seed(self.seed, "order", epoch)', 'derived_seed(self.seed, "order", 0)'),
+)  # fmt: skip
+
+SCHEDULE = part(
+    "training/schedule.py",
+    "training",
+    "10 14",
+    ("climbs again after the end", "min(step, steps) - warm_up", "step - warm_up"),
+    ("ends at zero", "FLOOR = 0.1", "FLOOR = 0.0"),
+    ("the first update does not move", "base * (step + 1) / (warm_up + 1)", "base * step / (warm_up + 1)"),
+    ("norms decay", '"weight_decay": 0.0}', '"weight_decay": weight_decay}'),
+    ("matrices do not", "if parameter.ndim > 1]", "if parameter.ndim > 2]"),
+)  # fmt: skip
+
+CHECKPOINT = part(
+    "training/checkpoint.py",
+    "training",
+    "",
+    ("written in place", 'temporary = path.with_name(f"{path.name}.unfinished")', "temporary = path"),
+    ("half a group's gradients lost", "    if trainer.micro:  # in the middle", "    if False:  # in the middle"),
+    ("runs the code in a file", "weights_only=True)", "weights_only=False)"),
+    ("optimizer forgotten", '    trainer.optimizer.load_state_dict(state["optimizer"])\n', ""),
+    ("another run's checkpoint", "    if lines:\n", "    if False:\n"),
 )  # fmt: skip
 
 DATA = part(
@@ -443,4 +494,5 @@ MUTANTS = [
     *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + LINEAR + FEED_FORWARD + GATE + DISPATCH),
     *(BLOCK + CAUSAL_LM + CONFIG + ACTIVATIONS + LOSS + GENERATION + MICROSCOPE),
     *(PRETRAINED + PRETRAINED_CONFIG + BPE + TOKENIZER + DATA),
+    *(TRAINER + PROCESSES + BATCHES + SCHEDULE + CHECKPOINT),
 ]

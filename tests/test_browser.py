@@ -195,7 +195,7 @@ def drive_slider(driver: Driver, now: dict, before: tuple) -> None:
             key
         ]
         assert int(driver.focused()["value"]) == wanted, f"{row}: {key} does not move the slider as it should"
-    assert len(seen | {before}) >= 3, f"{row}: picture and sentence hardly change"
+    assert len(seen | {before}) >= min(3, last + 1), f"{row}: picture and sentence hardly change"
     driver.keys.press("Tab")
     box = driver.focused()
     assert box["kind"] == "text" and box["row"] == row, f"{row}: no number box after the slider"

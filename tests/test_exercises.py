@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import einops
@@ -244,6 +246,44 @@ def test_wrong_results_are_said_plainly(function, sentence):
     text = " ".join(repr(report).split())
     assert not report.passed and sentence in text
     assert "Traceback" not in text and "0x" not in text and str(Path.home()) not in text
+
+
+MERGE, COUNT, SPELL = (f"13_tokenizer.{name}" for name in ("merge", "count_pairs", "spell"))
+
+
+@pytest.mark.parametrize(
+    "name, function, sentence",
+    [
+        (MERGE, lambda ids, pair, new_id: ids[0], "Wrong type: wanted a list of 1, got the number 1."),
+        (MERGE, lambda ids, pair, new_id: [new_id, 5], "Wanted 1 items, got 2; they differ from item 1 on"),
+        (MERGE, lambda ids, pair, new_id: [torch.ones(2)], "Wanted 1 items, got 1; they differ from item 0 on"),
+        (COUNT, lambda ids: [(1, 2)], "Wrong type: wanted a dict of 1, got a list of 1."),
+        (COUNT, lambda ids: {(1, 3): 1}, "Of 1 keys 1 are missing and 0 have another value; 1 are too many."),
+        (COUNT, lambda ids: {(1, 2): 7}, "Of 1 keys 0 are missing and 1 have another value; 0 are too many."),
+        (SPELL, lambda token: "b" * len(token), "The text differs."),
+        (SPELL, lambda token: ["a"], "Wrong type: wanted a value of type str, got a list of 1."),
+    ],
+)
+def test_wrong_lists_dicts_and_texts_are_said_plainly(name, function, sentence):
+    report = exercises.check(name, function)
+    assert not report.passed and sentence in " ".join(repr(report).split())
+
+
+def test_lists_may_be_tuples_and_dicts_counters():
+    reference = exercises.get(MERGE).reference
+    assert exercises.check(MERGE, lambda ids, pair, new_id: tuple(reference(ids, pair, new_id))).passed
+    assert exercises.check(COUNT, lambda ids: Counter(pairwise(ids))).passed
+
+
+def test_a_list_changed_in_place_is_told_and_spoils_nothing():
+    def in_place(ids, pair, new_id):
+        merged = exercises.get(MERGE).reference(ids, pair, new_id)
+        ids.clear()
+        return merged
+
+    for _ in range(2):
+        report = exercises.check(MERGE, in_place)
+        assert report.passed and "it changes its input (ids) in place" in repr(report)
 
 
 @pytest.mark.parametrize(

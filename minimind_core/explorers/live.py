@@ -1,13 +1,14 @@
 """The live view of notebook 14: models in training, side by side, that can be stopped and go on.
 
     view = live.watch({"dense": trainer, "moe": other}, lines={"bigram": 2.3}, sample=write)
-    view.run()    # shows the picture and trains; press Stop, or interrupt the kernel; run the cell again to go on
+    await view.run()    # shows the picture and trains; press Stop, or interrupt the kernel; run the cell again to go on
 
-It is the explorers' shell without controls. `run` keeps the cell busy; JupyterLab hands a press of Stop to another
-thread of the kernel, which only sets a flag. Where a front end keeps it until the cell is done, an interrupt of the
-kernel stops the run in the same way.
+It is the explorers' shell without controls. `run` keeps the cell busy, but gives way after each update: so the kernel
+hears a press of Stop, on the same thread or on another one (a subshell), and that sets a flag. A kernel that keeps such
+messages until the cell is done (ipykernel 6) hears its interrupt, which stops the run in the same way.
 """
 
+import asyncio
 import math
 import signal
 import sys
@@ -69,20 +70,22 @@ class LiveView(Explorer):
         """The share of all updates that is done."""
         return sum(one.step for one in self.trainers.values()) / sum(one.steps for one in self.trainers.values())
 
-    def run(self, updates: int | None = None) -> None:
+    async def run(self, updates: int | None = None) -> None:
         """Train in turns, one update of each model: `updates` more of each, or to the end; or until stopped.
 
         Stop and an interrupt (in JupyterLab: Esc, then I twice) end it after the present update. Nothing is lost: run
-        again goes on, and the weights become those of a run that never stopped. A second interrupt breaks off at once.
-        Raises what the trainers raise.
+        again goes on, and the weights become those of a run that never stopped. A second interrupt is one as always. In
+        plain Python: asyncio.run(view.run()). Raises what the trainers raise, and RuntimeError if it already runs.
         """
+        if self._running:
+            raise RuntimeError("the view trains already; stop it first")
         self._running, self._stopping = True, False
         for trainer in self.trainers.values():
             trainer.stop = 0
         handle = self._display()
         try:
             with self._interrupt_stops():
-                self._train(updates)
+                await self._train(updates)
         finally:
             self._running = False
             self._draw(self._outcome())
@@ -95,7 +98,7 @@ class LiveView(Explorer):
         for trainer in self.trainers.values():
             trainer.stop = 1
 
-    def _train(self, updates: int | None) -> None:
+    async def _train(self, updates: int | None) -> None:
         turns = {}
         for name, trainer in self.trainers.items():
             left = trainer.steps - trainer.step
@@ -113,6 +116,7 @@ class LiveView(Explorer):
                 self.histories[name].records.append(record)
                 if record.held_out_loss is not None:
                     self._write(name)
+                await asyncio.sleep(0.001)  # the kernel hears the browser
             if time.monotonic() - drawn > PAUSE:
                 self._draw()
                 drawn = time.monotonic()
@@ -157,7 +161,7 @@ class LiveView(Explorer):
             signal.signal(signal.SIGINT, before)
 
     def _handle_custom_msg(self, content: dict, buffers: list) -> None:
-        """The browser's Stop: comes in another thread while `run` is busy, and so touches neither model nor picture."""
+        """The browser's Stop. While `run` is busy it may come in another thread: no model or picture is touched."""
         if self._running:
             self.stop()
         else:

@@ -37,13 +37,13 @@ MOST = 240  # merges
 LONGEST = 27  # bytes; what does not fit is left out
 CELL, LEFT = 27, 16  # pixels: one byte, and where the first stands
 SIZE = (style.WIDTH, 4.4)
-CHARS, BYTES, NOW, LAST = 52, 72, 122, 200  # pixels from the top: middle of a line of text, top of a line of boxes
+CHARS, BYTES, NOW, LAST = 55, 75, 124, 202  # pixels from the top: middle of a line of text, top of a line of boxes
 BOX = 40  # height of a box
 ROWS = 4  # merges to come that are listed
 KINDS = {"byte": ("before", "--"), "merged": ("after", "-"), "half": ("wrong", ":")}  # how a token's box is drawn
 
 CONTROLS = {
-    "text": Text("text", "tokens of 你好 and 😀", LONGEST),
+    "text": Text("text", "tokens of 你好 and 😀!", LONGEST),
     "merges": Slider("merges", range(MOST + 1), 110),
     "cut": Toggle("cut into words", True),
 }
@@ -209,12 +209,12 @@ def draw(figure: Figure) -> dict:
     }
     axes.text(LEFT, 34, "characters, and their bytes in hexadecimal", color=style.QUIET, **plain)
     axes.text(LEFT, LAST - 15, f"with all {MOST} merges", **plain)
-    for x, (kind, (look, dashes)) in zip((286, 404, 562), KINDS.items(), strict=True):
+    for x, (kind, (look, dashes)) in zip((274, 388, 562), KINDS.items(), strict=True):
         words = {"byte": "one byte", "merged": "made by a merge", "half": "no whole character"}[kind]
         axes.plot([x, x + 22], [NOW - 15, NOW - 15], color=style.color(look), linestyle=dashes, linewidth=2)
         axes.text(x + 27, NOW - 15, words, fontsize=10, va="center")
     axes.plot([396], [277], **style.points("highlight"), markersize=11, clip_on=False)
-    axes.text(408, 278, "Next merges for this text", fontsize=12, va="center", **bold)
+    axes.text(408, 278, "Next merges, rank: pair → token", fontsize=12, va="center", **bold)
     axes.set(xlim=(0, width), ylim=(height, 0))
 
     curve = figure.add_axes((56 / width, 46 / height, 310 / width, 108 / height))
@@ -236,7 +236,7 @@ def update(scene: dict, result: Result) -> None:
     places = spans_of(chars)
     scene["spans"].set_segments([[(a + 4, BYTES - 9), (b - 4, BYTES - 9)] for a, b in places if b - a > CELL])
     fill(scene["chars"], places, [written(char) for char in chars])
-    fill(scene["bytes"], spans_of([b"."] * len(data)), [f"{byte:02X}" for byte in data])
+    fill(scene["bytes"], places, [char.hex(" ").upper().replace(" ", "  ") for char in chars])
 
     for lane, (top, lane_ids) in enumerate(((NOW, ids), (LAST, n["last"]))):
         spans = spans_of([known[i] for i in lane_ids])
@@ -257,7 +257,7 @@ def update(scene: dict, result: Result) -> None:
         if row < len(n["to_come"]):
             rank, left, right = n["to_come"][row]
             parts = " + ".join(f"[{written(known[i])}]" for i in (left, right))
-            label.set_text(f"rank {rank}: {parts}, token {256 + rank}")
+            label.set_text(f"{rank}: {parts} → {256 + rank}")
     scene["more"].set_visible(n["left_out"] > 0)
     scene["more"].set_text(f"and {n['left_out']} more")
     scene["curve"].set_data(np.arange(MOST + 1), n["curve"])

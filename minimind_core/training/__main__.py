@@ -47,7 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2 if trainer is None else 1
     finally:
-        trainer = None  # it holds on to the other processes
         processes.leave()
 
 
@@ -229,4 +228,8 @@ class Watch:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if "LOCAL_RANK" in os.environ:  # torchrun: at Python's own exit, a thread that lets go of a tensor late would abort
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
