@@ -157,6 +157,7 @@ def _place(token: int) -> int:
 
 
 def several(texts: Iterable[str]) -> Iterable[str]:
+    """texts, unless they are one string, which would be read letter by letter: then TypeError."""
     if isinstance(texts, str):
         raise TypeError("texts is one string; give a list of them: [text]")
     return texts

@@ -56,6 +56,7 @@ bias | | | 06 | a learned vector added after a matrix; MiniMind has none
 block | | | 07 | attention and feed-forward, each behind its norm, each added to the stream
 branch | | | 05 | two continuations that share one past
 buffer | | | 00 | a tensor of a module that moves with it but is not trained
+byte pair encoding | BPE | | 13 | merges the most frequent pair of neighbors into one token, again and again
 capacity | | | 08 | the most tokens that one expert takes; later ones are dropped
 causal mask | | query key | 04 | lets a query see its own position and those before it
 chunk | | | 05 | several new tokens fed at once, behind a past
@@ -105,6 +106,7 @@ logsumexp | | | 11 | logarithm of the sum of e to each logit, computed without o
 marker | | | 11 | the last token of a prompt; its logits predict the answer's first token
 mask | | | 04 | says which keys a query may see: 1 or True for seen
 mean probability | P | experts | 08 | an expert's router probability, averaged over the tokens
+merge | | | 13 | a pair of tokens that becomes one new token
 meta device | | | 12 | where tensors have a shape but no numbers: enough to count a model
 micro-batch | | | 11 | a part of a training step's batch that fits into memory
 mixture of experts | | | 08 | MoE: a router sends each token to k of the experts
@@ -123,10 +125,13 @@ perplexity | | | 11 | e to the loss: among how many equally likely tokens the mo
 position | m | seq | 02 | place of a token in its text, from 0
 post-norm | | | 07 | the norm stands after each addition, on the stream; the Transformer of 2017
 pre-norm | | | 07 | the norm stands before each part, and the stream is never normed; Llama, MiniMind
+pre-tokenization | | | 13 | the text is cut into words first, and no merge crosses a cut
 prefill | | | 05 | the pass over the whole prompt, which fills the cache
+prompt injection | | | 13 | a user's text that forges a turn of the chat
 QK-norm | | | 01 | RMSNorm on the query and the key of each head
 query | q | query | 04 | what a position looks for
 ramp | r | pairs | 03 | YaRN's passage from the pairs left alone (0) to the pairs slowed down (1)
+rank | | | 13 | a merge's place in the list; the lowest goes first
 repetition penalty | θ | | 15 | makes written tokens less likely: positive logits are divided by it, negative ones multiplied
 residual connection | | | 07 | the bare x in x + part(x): it carries the stream past each part
 residual stream | x | batch seq hidden | 00 | one vector per token, to which every block adds
@@ -143,6 +148,7 @@ sigmoid | | | 06 | 1 / (1 + e^-z): squeezes any number to between 0 and 1
 SiLU | | | 06 | x times sigmoid(x), the activation of the gate
 slice | | | 09 | an expert's piece [start:end] of the sorted assignments; the end is outside
 softmax | | | 04 | turns scores into positive weights that sum to 1
+special token | | | 13 | a reserved token that no merge makes, such as the end of a turn
 stable sort | | | 09 | a sort that keeps the order of equal numbers
 standard deviation | σ | | 00 | how far random numbers spread; initializer_range, 0.02, for the weights
 state dict | | | 00 | names and tensors of a model, as they are saved

@@ -7,17 +7,12 @@ The file format is that of MiniMind's tokenizer.json: 36 reserved tokens, 256 by
 import codecs
 import json
 import os
-import re
-import unicodedata
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .bpe import bytes_to_unicode, count_pairs, decode, encode, merge, merge_by_rank, most_frequent, Pair, pre_tokenize, several, spell, train_merges, vocabulary
+from .bpe import Pair, bytes_to_unicode, several
 
 CONTROL_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "

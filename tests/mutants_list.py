@@ -419,6 +419,8 @@ BPE = part(
     "bpe.py",
     "tokenizer",
     "13",
+    ("pairs cut in twos", "Counter(pairwise(ids))", "Counter(zip(ids[::2], ids[1::2], strict=False))"),
+    ("new id is the rank", "256 + ranks[pair]", "ranks[pair]"),
     ("merges overlap", "            i += 2", "            i += 1"),
     ("ties by byte value", "return _byte_places()[token] if token < 256 else token", "return token"),
     ("equal pieces counted once", "pairs[pair] += sign * n * times[word]", "pairs[pair] += sign * n"),

@@ -14,7 +14,7 @@ import tokenizers
 import torch
 import transformers
 
-from minimind_core import tokenizer as lesson
+from minimind_core import bpe as lesson
 from minimind_core.data import python_help
 from minimind_core.tokenizer import CONTROL_TOKENS, RESERVED_TOKENS, TAGS, ByteTokenizer, StreamDecoder, Tokenizer
 
@@ -372,7 +372,7 @@ def test_a_failed_save_leaves_the_old_file(trained, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(lesson.os, "replace", fail)
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         trained.save(file)
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
@@ -442,11 +442,11 @@ def test_bytes_as_tokens():
 
 def test_the_library_is_loaded_on_use_and_missed_with_advice():
     code = (
-        "import sys, minimind_core, minimind_core.data, minimind_core.tokenizer as t\n"
+        "import sys, minimind_core, minimind_core.data, minimind_core.tokenizer as t, minimind_core.bpe as b\n"
         "assert 'tokenizers' not in sys.modules and 'pydoc_data.topics' not in sys.modules\n"
         "sys.modules['tokenizers'] = None\n"
         "assert t.ByteTokenizer().decode(t.ByteTokenizer().encode('é')) == 'é'\n"
-        "assert t.encode('aa', t.train_merges(['aa'], 1)) == [256]\n"
+        "assert b.encode('aa', b.train_merges(['aa'], 1)) == [256]\n"
         "for use in (lambda: t.Tokenizer.train(['a']), lambda: t.Tokenizer('{}')):\n"
         "    try: use()\n"
         "    except ImportError as error: assert 'minimind-core[tokenizer]' in str(error)\n"

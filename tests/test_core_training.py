@@ -619,13 +619,14 @@ def test_an_error_while_writing_leaves_the_old_checkpoint(saved, monkeypatch):
 
 
 def test_a_kill_while_writing_leaves_the_old_checkpoint(saved):
-    old = saved.read_bytes()
+    old, paths = saved.read_bytes(), [Path(__file__).parent, Path(__file__).parents[1]]
     code = (
-        "import os, signal, sys, torch; import test_core_training as t; trainer = t.make_trainer()\n"
+        f"import os, signal, sys, torch; sys.path[:0] = {list(map(str, paths))}\n"
+        "import test_core_training as t; trainer = t.make_trainer()\n"
         "def die(state, file): file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
         "torch.save = die; trainer.save(sys.argv[1])"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(saved)], cwd=Path(__file__).parent, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(saved)], timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert saved.read_bytes() == old and len(os.listdir(saved.parent)) == 2  # the half beside it, which is not read
     trainer = Trainer.resume(saved, SAMPLES, device=CPU)

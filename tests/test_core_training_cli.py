@@ -206,6 +206,15 @@ def test_a_loss_that_is_not_finite_ends_with_its_reason(tmp_path, data, capsys, 
     assert code == 1 and "error: the loss of update 2 is nan (learning rate" in capsys.readouterr().err
 
 
+def test_deterministic_algorithms_are_kept_when_resuming(tmp_path, data, monkeypatch):
+    calls, out = [], tmp_path / "out"
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    assert train(out, data, "--steps", "1") == 0 and calls == []
+    assert train(tmp_path / "other", data, "--steps", "1", "--deterministic") == 0 and calls == [True]
+    assert main(["--out", str(tmp_path / "other"), "--resume"]) == 0 and calls == [True, True]
+
+
 # ---------------------------------------------------------------- options
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from minimind_core import tokenizer as core
+from minimind_core import bpe as core
 from minimind_core.explorers import tokenizer
 
 TEXTS = ["tokens of 你好 and 😀", "it is often in the text", "a", "\t\x00é 犇 🙂", "aaaaaaa", "1000, 2024"]

@@ -28,7 +28,7 @@ TOP_LEVEL = {
     "Makefile",
     "LICENSE",
 }
-HEAVY = ("matplotlib", "ipywidgets", "anywidget", "IPython", "transformers", "pandas", "PIL", "traitlets")
+HEAVY = ("matplotlib", "ipywidgets", "anywidget", "IPython", "transformers", "tokenizers", "safetensors", "traitlets")
 IMPORT_SECONDS = 0.2  # beyond torch
 
 

@@ -4,7 +4,7 @@ import codecs
 from collections import Counter
 from itertools import pairwise
 
-from .. import tokenizer as bpe
+from .. import bpe
 from .framework import Exercise, case
 
 # 1. count_pairs ------------------------------------------------------------------------------------------------------

@@ -539,6 +539,8 @@ def run_accumulate(candidate, weight, batches):
     """Hand it a fresh model; returns the loss and the gradient."""
     model = Table(weight)
     loss = candidate(model, [(ids.clone(), labels.clone()) for ids, labels in batches])
+    if loss is None or loss is ...:
+        return loss  # the report knows what that means
     grad = model.weight.grad
     return number(loss), torch.zeros_like(weight) if grad is None else grad
 
@@ -733,6 +735,8 @@ def run_steps(candidate, weight, aux, scale, clip, updates):
     scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=scale > 1)
     batches = [(FIRST, FIRST), (SECOND, SECOND), (PAIR, PAIR)][:updates]
     losses = [number(candidate(model, ids.clone(), ids.clone(), optimizer, scaler, clip)) for ids, _ in batches]
+    if losses[0] is None or losses[0] is ...:
+        return losses[0]
     wrong = [loss for loss in losses if not isinstance(loss, float)]
     loss = wrong[0] if wrong else torch.tensor(losses) if updates > 1 else losses[0]
     return loss, torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -922,6 +926,19 @@ def loss_after_the_update(model, ids, labels, optimizer, scaler, clip):
     train_step_reference(model, ids, labels, optimizer, scaler, clip)
     with torch.no_grad():
         return model(ids, labels=labels).loss.item()
+
+
+@train_step.mutant(
+    "scaler.update() is missing",
+    "it ends the update for the scaler, which else refuses the next one, and never adapts its scale.",
+)
+def no_update(model, ids, labels, optimizer, scaler, clip):
+    optimizer.zero_grad()
+    output = steps_of(model, ids, labels, scaler)
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    scaler.step(optimizer)
+    return output.loss.item()
 
 
 EXERCISES = [windows, learning_rate, adamw, accumulate, train_step]

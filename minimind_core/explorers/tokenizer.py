@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 
-from ..tokenizer import count_pairs, merge, most_frequent, pre_tokenize, vocabulary
+from ..bpe import count_pairs, merge, most_frequent, pre_tokenize, vocabulary
 from . import style
 from .attention import drawable
 from .shell import Explorer, Result, Slider, Text, Toggle

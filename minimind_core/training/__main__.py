@@ -32,12 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     trainer = None
     try:
-        if options["deterministic"]:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
         device = _device()
         processes.join(device)
         options = _open(options)
+        if options["deterministic"]:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         trainer, tokenizer = _prepare(options, device)
         return _train(trainer, tokenizer, options)
     except KeyboardInterrupt:
