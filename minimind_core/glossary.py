@@ -41,11 +41,14 @@ class Term(NamedTuple):
 
 # term | symbol in formulas | axis in einops patterns and shapes | notebook that teaches it | meaning
 LINES = """
+accumulation | | | 14 | gradients of several micro-batches added for one update
 activation | | | 06 | a function that bends a line, such as SiLU or GELU; hidden_act names it
 active parameters | | | 08 | the parameters that one token uses; fewer than all in a mixture of experts
+AdamW | | | 14 | an optimizer: running means of the gradient and its square, and a decay of its own
 assignment | | | 09 | a pair of a token and one of its k experts
 attention factor | a | | 03 | YaRN's factor on cos and sin, which sharpens attention in a longer window
 attention weights | | heads query key | 04 | softmax of the scores: how much each query takes from each key
+autocast | | | 14 | matrix products in half precision, weights and sums in float32
 auxiliary loss | | | 08 | a small extra loss that spreads the tokens over the experts
 base | B | | 02 | rope_theta, 1,000,000: the larger, the slower the slowest pair turns
 batch | | batch | 00 | texts that are computed at the same time
@@ -53,6 +56,7 @@ batch level, sequence level | | | 08 | the auxiliary loss over all tokens, or fo
 beam search | | | 15 | keeping several of the most probable texts at each step instead of one
 bfloat16 | | | 11 | a number in 16 bits, eight of them for its digits
 bias | | | 06 | a learned vector added after a matrix; MiniMind has none
+bigram | | | 14 | a model that predicts from the one token before
 block | | | 07 | attention and feed-forward, each behind its norm, each added to the stream
 branch | | | 05 | two continuations that share one past
 buffer | | | 00 | a tensor of a module that moves with it but is not trained
@@ -60,6 +64,7 @@ byte pair encoding | BPE | | 13 | merges the most frequent pair of neighbors int
 capacity | | | 08 | the most tokens that one expert takes; later ones are dropped
 causal mask | | query key | 04 | lets a query see its own position and those before it
 chunk | | | 05 | several new tokens fed at once, behind a past
+clipping | | | 14 | a gradient that is too long is shortened and keeps its direction
 coefficient | | | 08 | the small factor of the auxiliary loss, router_aux_loss_coef
 collapse | | | 08 | all tokens go to one or a few experts
 contiguous | | | 00 | the numbers lie in memory in the order in which the axes count them
@@ -87,6 +92,7 @@ grouped-query attention | | | 04 | several query heads share one key head and on
 head (attention) | | heads | 04 | one of several attentions side by side, each with its own features
 head (of the model) | | vocab | 10 | lm_head: from hidden states to logits
 head width | d | head_dim | 04 | features of one attention head, 96; called d in the formulas of RoPE and YaRN
+held-out text | | | 14 | text that is never trained on, only measured
 hidden size | d | hidden | 00 | width of the residual stream, 768
 hook | | | 07 | a function that PyTorch calls after a module has run
 idle expert | | experts | 08 | an expert that no token visits
@@ -99,6 +105,7 @@ K/V head | | kv_heads | 04 | a key head and a value head together; serves n_rep 
 key | k | key | 04 | what a position offers to be found by
 labels | | batch seq | 11 | the ids again; the loss compares position t with label t + 1
 layer | | | 07 | another word for block
+learning rate | lr | | 14 | how far one update moves the weights
 load | f | experts | 08 | the share of all choices that went to an expert; it has no gradient
 logits | z | batch seq vocab | 10 | one score per token of the vocabulary; softmax makes probabilities of them
 logits_to_keep | | | 11 | for how many last positions logits are computed; 0 for all
@@ -169,6 +176,7 @@ top-k, top-p (of sampling) | k, p | | 15 | sample only from the k likeliest toke
 top-p | p | | 15 | keeping the most probable tokens until their probabilities reach p, the one that crosses p included
 transformers | | | 12 | Hugging Face's library of models; its Qwen3 gives MiniMind-3's logits
 turns | β | | 03 | how often a pair goes around in the original window; beta_fast and beta_slow are such
+unigram | | | 14 | a model that knows only how common each token is
 up branch | | intermediate | 06 | the branch of SwiGLU that carries the value which the gate lets pass
 value | v | | 04 | what a position hands over when it is found
 visits | | visits | 09 | experts that one token passes through, shared ones included

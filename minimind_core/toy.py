@@ -34,7 +34,7 @@ CONFIGS = {
     ),
 }
 STEPS, WARM_UP, BATCH, LENGTH, RATE = 1500, 100, 16, 256, 3e-3
-HELD_OUT = 20_000  # bytes at the end of the text that are not trained on
+HELD_OUT = 20_000  # bytes at the end of the text that are not trained on; half of them repeat what came before
 
 
 def weights_file(kind: str) -> Path:
@@ -67,6 +67,14 @@ def text() -> bytes:
     return "\n".join(python_help()).encode()
 
 
+def held_out(data: bytes) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Samples of the text's end, without the paragraphs whose every line also stands in the part that is trained on."""
+    known = set(data[:-HELD_OUT].splitlines())
+    paragraphs = data[-HELD_OUT:].split(b"\n\n")
+    new = [paragraph for paragraph in paragraphs if not known.issuperset(paragraph.splitlines())]
+    return [(ids, ids) for ids in torch.tensor(list(b"\n\n".join(new))).unfold(0, LENGTH, LENGTH)]
+
+
 class Windows(torch.utils.data.Dataset):
     """`count` samples of LENGTH bytes each, from random places of the text."""
 
@@ -90,7 +98,6 @@ def train(kind: str = "dense", steps: int = STEPS) -> tuple[MiniMindForCausalLM,
 
     torch.manual_seed(0)
     data = text()
-    held_out = torch.tensor(list(data[-HELD_OUT:])).unfold(0, LENGTH, LENGTH)
     settings = TrainingSettings(
         steps=steps, batch_size=BATCH, learning_rate=RATE, warm_up=min(WARM_UP, steps // 2), evaluate_every=100
     )
@@ -98,7 +105,7 @@ def train(kind: str = "dense", steps: int = STEPS) -> tuple[MiniMindForCausalLM,
         MiniMindForCausalLM(CONFIGS[kind]),
         Windows(data[:-HELD_OUT], steps * BATCH),
         settings,
-        held_out=[(ids, ids) for ids in held_out],
+        held_out=held_out(data),
     )
     log = []
     for record in trainer.run():

@@ -30,7 +30,7 @@ COPIED = ("minimind_core", "tests", "notebooks", "figures", "pyproject.toml")
 RUN_LIMIT = 180  # seconds for one run of pytest: a fault may also make the core hang, which counts as noticed
 WORKERS = 2
 PYTEST = ("-x", "-q", "-p", "no:cacheprovider")
-NBVAL = ("--nbval", "--nbval-current-env", "--nbval-cell-timeout=60")
+NBVAL = ("--nbval", "--nbval-current-env", "--nbval-cell-timeout=120")
 ENVIRONMENT = {"MINIMIND_DEVICE": "cpu", "MINIMIND_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
 
 

@@ -43,7 +43,18 @@ def test_they_come_small_with_their_logs():
     assert sum(file.stat().st_size for file in files) < 5e6
     for file in files:
         log = [json.loads(line) for line in file.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()]
-        assert log[-1]["step"] == toy.STEPS and log[-1]["held_out_loss"] < log[0]["held_out_loss"]
+        assert log[-1]["step"] == toy.STEPS and log[-1]["loss"] < log[0]["loss"]
+        assert log[-1]["held_out_loss"] < 1.5  # nats per byte, on paragraphs that were not read
+
+
+def test_what_is_held_out_was_not_read():
+    data = toy.text()
+    samples = toy.held_out(data)
+    assert len(samples) >= 20
+    read = set(data[: -toy.HELD_OUT].splitlines())
+    lines = b"".join(bytes(ids.tolist()) for ids, _ in samples).splitlines()
+    known = [line for line in lines if len(line) > 40 and line in read]
+    assert len(known) < 0.2 * len(lines)
 
 
 @pytest.mark.parametrize("kind", toy.CONFIGS)

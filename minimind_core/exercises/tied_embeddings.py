@@ -70,6 +70,26 @@ def written_not_added(ids, grad, vocab):
 
 
 @embedding_gradient.mutant(
+    "the loop runs over the first axis of ids only",
+    "ids[0] is then a whole text, and rows[ids[0]] += ... keeps one gradient of a token that stands in it twice. "
+    "Flatten first: ids.reshape(-1), grad.reshape(-1, hidden).",
+)
+def first_axis_only(ids, grad, vocab):
+    rows = grad.new_zeros(vocab, grad.shape[-1])
+    for token, value in zip(ids, grad, strict=True):
+        rows[token] += value
+    return rows
+
+
+@embedding_gradient.mutant(
+    "the result is all zeros",
+    "rows.index_add(...) changes nothing, it returns a new tensor: return that one. index_add_ changes rows itself.",
+)
+def sum_thrown_away(ids, grad, vocab):
+    return grad.new_zeros(vocab, grad.shape[-1])
+
+
+@embedding_gradient.mutant(
     "a token's gradients are averaged, not added",
     "the loss changes with every place at which the row is used, so the slopes add up. A frequent token moves more.",
     "nn.Embedding has scale_grad_by_freq=True for it; MiniMind leaves it off.",
@@ -177,7 +197,7 @@ tied_gradient = Exercise(
         case("one token, two in the vocabulary", torch.tensor([[1.0], [0.5]]), ids(0), ids(1)),
         two_ends_case("one token that predicts itself", [2], [2], hidden=2, vocab=3, seed=1011),
         two_ends_case("two tokens", [0, 2], [2, 1], hidden=2, vocab=3, seed=1012),
-        two_ends_case("one token twice", [1, 1, 3], [1, 3, 0], hidden=3, vocab=4, seed=1013),
+        two_ends_case("one token twice", [1, 1, 3], [1, 2, 0], hidden=3, vocab=4, seed=1013),
         two_ends_case("as many tokens as features and in the vocabulary", [3, 0, 3, 1], [0, 3, 1, 2], 4, 4, seed=1014),
         two_ends_case("logits of hundreds", [4, 2, 4], [2, 4, 0], hidden=4, vocab=5, seed=1015, scale=9.0),
     ],
@@ -210,6 +230,52 @@ def only_head(weight, ids, targets):
 def only_embedding(weight, ids, targets):
     from_embedding, from_head, _ = tied_gradient_reference(weight, ids, targets)
     return from_embedding, from_head, from_embedding
+
+
+@tied_gradient.mutant(
+    "all three are the sum",
+    "autograd adds the two ends of one tensor. By hand they come apart: two gradients first, then their sum.",
+)
+def all_the_sum(weight, ids, targets):
+    *_, total = tied_gradient_reference(weight, ids, targets)
+    return total, total, total
+
+
+@tied_gradient.mutant(
+    "from_embedding is the sum already",
+    "from_embedding += from_head changes from_embedding itself. Write total = from_embedding + from_head.",
+)
+def added_in_place(weight, ids, targets):
+    _, from_head, total = tied_gradient_reference(weight, ids, targets)
+    return total, from_head, total
+
+
+@tied_gradient.mutant(
+    "from_head is the sum already",
+    "from_head += from_embedding changes from_head itself. Write total = from_embedding + from_head.",
+)
+def added_to_head(weight, ids, targets):
+    from_embedding, _, total = tied_gradient_reference(weight, ids, targets)
+    return from_embedding, total, total
+
+
+@tied_gradient.mutant(
+    "the 1 is subtracted at every position, for all targets at once",
+    "d_logits[:, targets] are whole columns. Each position has one right token: F.one_hot(targets, vocab), "
+    "or d_logits[torch.arange(n), targets].",
+)
+def whole_columns(weight, ids, targets):
+    d_logits = F.softmax(weight[ids] @ weight.T, dim=-1)
+    d_logits[:, targets] -= 1
+    return by_hand(weight, ids, targets, d_logits / len(ids))
+
+
+@tied_gradient.mutant(
+    "the loss is divided by the vocabulary, not by the number of tokens",
+    "the mean runs over the positions of the text: n is len(ids).",
+)
+def over_vocabulary(weight, ids, targets):
+    return tuple(len(ids) / len(weight) * part for part in tied_gradient_reference(weight, ids, targets))
 
 
 @tied_gradient.mutant(
@@ -443,6 +509,24 @@ def tied_twice(model, weight_decay):
 
 
 @optimizer_groups.mutant(
+    "Parameters are listed once for each module that holds them",
+    "module.parameters() gives those of its parts as well, so a walk over model.modules() meets each several times. "
+    "AdamW refuses that. model.parameters() alone gives each once.",
+)
+def every_module(model, weight_decay):
+    named = [("", parameter) for module in model.modules() for parameter in module.parameters()]
+    return split(model, weight_decay, is_matrix, named)
+
+
+@optimizer_groups.mutant(
+    "neither group says weight_decay",
+    "AdamW then takes its default, 0.01, for both: the norms decay, and the caller's number is lost.",
+)
+def decay_never_said(model, weight_decay):
+    return [{"params": group["params"]} for group in split(model, weight_decay, is_matrix)]
+
+
+@optimizer_groups.mutant(
     "the tensors come from state_dict, and are no Parameters",
     "they never get a gradient, so nothing would be trained, without any error.",
 )
@@ -531,14 +615,24 @@ def load_tied_reference(model, weights):
 
 
 def load_and_look(candidate: Callable, embedding: torch.Tensor | None, head: torch.Tensor | None, meta: bool) -> tuple:
-    """Build a tied model, load, and return what became of it. Raises ValueError as the candidate does."""
+    """Build a tied model, load, and return what became of it. Two different matrices: was it a ValueError?"""
     weights = {name: value for name, value in (("embed.weight", embedding), ("head.weight", head)) if value is not None}
     vocab, hidden = next(iter(weights.values())).shape
     with torch.device("meta" if meta else torch.get_default_device()):
         model = TwoEnds(vocab, hidden)
     if not meta:
         nn.init.constant_(model.embed.weight, 0.5)
-    returned = candidate(model, weights)
+    different = len(weights) == 2 and not torch.equal(embedding, head)
+    try:
+        returned = candidate(model, weights)
+    except Exception as error:
+        if not different or isinstance(error, NotImplementedError):
+            raise
+        if isinstance(error, ValueError):
+            nothing = torch.zeros(vocab, hidden)
+            return 1, 0, 0, 0, nothing, nothing, 0
+        words = f"the two matrices differ, so a ValueError is wanted; this is a {type(error).__name__}: {error}"
+        raise TypeError(words).with_traceback(error.__traceback__) from error
     if returned is ...:
         return returned
     model = returned if isinstance(returned, TwoEnds) else model
@@ -548,7 +642,7 @@ def load_and_look(candidate: Callable, embedding: torch.Tensor | None, head: tor
     if not (ends[0] is ends[1] or any(end.is_meta for end in ends)):
         with torch.no_grad():
             ends[0].zero_()  # does the other end see it?
-    return *map(int, flags), *values, int(not ends[1].is_meta and bool((ends[0] == ends[1]).all()))
+    return 0, *map(int, flags), *values, int(not ends[1].is_meta and bool((ends[0] == ends[1]).all()))
 
 
 def load_case(label: str, names: str, meta: bool = False, vocab: int = 3, hidden: int = 2, seed: int = 1031):
@@ -565,6 +659,7 @@ load_tied = FunctionExercise(
     call=load_and_look,
     arguments=("embed.weight", "head.weight", "model on the meta device"),
     returns=(
+        "is the file refused by a ValueError (1: yes)",
         "are both ends one Parameter (1: yes)",
         "have they numbers (1: yes)",
         "can they be trained (1: yes)",
