@@ -139,7 +139,7 @@ QK-norm | | | 01 | RMSNorm on the query and the key of each head
 query | q | query | 04 | what a position looks for
 ramp | r | pairs | 03 | YaRN's passage from the pairs left alone (0) to the pairs slowed down (1)
 rank | | | 13 | a merge's place in the list; the lowest goes first
-repetition penalty | θ | | 15 | makes written tokens less likely: positive logits are divided by it, negative ones multiplied
+repetition penalty | θ | | 15 | makes written tokens less likely: divides positive logits, multiplies negative ones
 residual connection | | | 07 | the bare x in x + part(x): it carries the stream past each part
 residual stream | x | batch seq hidden | 00 | one vector per token, to which every block adds
 rms | | | 01 | root mean square: the typical size of the numbers of a vector

@@ -438,6 +438,14 @@ TRAINER = part(
     ("auxiliary loss forgotten", "(output.loss + output.aux_loss)", "output.loss"),
     ("evaluated with dropout", "self.model.eval()\n        try:", "self.model.train()\n        try:"),
     ("not a number goes on", "if not math.isfinite(value):", "if False:"),
+    ("same dropout everywhere", "number = self.micro * processes.count() + processes.rank()", "number = 0"),
+    ("caller's generator moved", "with torch.random.fork_rng(devices):", "with nullcontext():"),
+    ("gradients never cleared", "self.optimizer.zero_grad(set_to_none=True)", "pass"),
+    ("half an update stays", "self._end_group()  # whatever is half done", "pass  # whatever is half done"),
+    ("interrupted anywhere", "with postponed_interrupt():", "with nullcontext():"),
+    ("evaluation weighs batches", "sums = [sums[0] + loss.item() * tokens, sums[1] + tokens]",
+     "sums = [sums[0] + loss.item(), sums[1] + 1]"),
+    ("bfloat16 scaled too", 'enabled=settings.dtype == "float16"', 'enabled=settings.dtype != "float32"'),
 )  # fmt: skip
 
 PROCESSES = part(
@@ -445,6 +453,10 @@ PROCESSES = part(
     "training_ddp",
     "",
     ("DDP's mean stays", "            loss = processes.count() * loss", "            loss = loss"),
+    ("flag always in step", "nullcontext() if ends or self.parallel is self.model else self.parallel.no_sync()",
+     "nullcontext()"),
+    ("who has nothing stays away", "if not share and not everybody:", "if not share:"),
+    ("one process stops alone", "self.stop = processes.largest(self.stop)", "pass"),
     ("labels counted in one process", "self._group.total = int(processes.add(self._group.total)[0])", "pass"),
 )  # fmt: skip
 
@@ -452,6 +464,7 @@ BATCHES = part(
     "training/batches.py",
     "training training_ddp",
     "",
+    ("leftover dropped", "math.ceil(self.micro_batches / size)", "max(1, self.micro_batches // size)"),
     ("every process the same", "for each in indices[rank::processes]]", "for each in indices[::processes]]"),
     ("the first label of a row counts", "(labels[:, 1:] != IGNORED)", "(labels != IGNORED)"),
     ("every epoch in the same order", 'derived_seed(self.seed, "order", epoch)', 'derived_seed(self.seed, "order", 0)'),
@@ -474,9 +487,18 @@ CHECKPOINT = part(
     "",
     ("written in place", 'temporary = path.with_name(f"{path.name}.unfinished")', "temporary = path"),
     ("half a group's gradients lost", "    if trainer.micro:  # in the middle", "    if False:  # in the middle"),
+    ("scaler forgotten", 'trainer.scaler.load_state_dict(state["scaler"])', "pass"),
     ("runs the code in a file", "weights_only=True)", "weights_only=False)"),
     ("optimizer forgotten", '    trainer.optimizer.load_state_dict(state["optimizer"])\n', ""),
     ("another run's checkpoint", "    if lines:\n", "    if False:\n"),
+)  # fmt: skip
+
+COMMAND = part(
+    "training/__main__.py",
+    "training_cli",
+    "",
+    ("log twice", 'if line.endswith("}") and json.loads(line)["step"] <= trainer.step]', 'if line.endswith("}")]'),
+    ("every stop an interrupt", "return 128 + trainer.stop", "return 130"),
 )  # fmt: skip
 
 DATA = part(
@@ -496,5 +518,5 @@ MUTANTS = [
     *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + LINEAR + FEED_FORWARD + GATE + DISPATCH),
     *(BLOCK + CAUSAL_LM + CONFIG + ACTIVATIONS + LOSS + GENERATION + MICROSCOPE),
     *(PRETRAINED + PRETRAINED_CONFIG + BPE + TOKENIZER + DATA),
-    *(TRAINER + PROCESSES + BATCHES + SCHEDULE + CHECKPOINT),
+    *(TRAINER + PROCESSES + BATCHES + SCHEDULE + CHECKPOINT + COMMAND),
 ]

@@ -449,7 +449,13 @@ RUNS = [
 def uninterrupted(request):
     """(how to make the trainer, the trainer after its whole run, its records)"""
     model, dtype = request.param
-    make = lambda: make_trainer(model, held_out=SAMPLES[:3], dtype=dtype, warm_up=1, evaluate_every=2)  # noqa: E731
+
+    def make() -> Trainer:
+        trainer = make_trainer(model, held_out=SAMPLES[:3], dtype=dtype, warm_up=1, evaluate_every=2)
+        if dtype == "float16":  # a scale that is not the first, and that grows in the third update
+            trainer.scaler = torch.amp.GradScaler(CPU.type, init_scale=512.0, growth_interval=3)
+        return trainer
+
     trainer = make()
     return make, trainer, list(trainer.run())
 
@@ -488,6 +494,24 @@ def test_an_interrupt_loses_nothing(uninterrupted, number):
             trainer.model.eval()  # a look at the model
             torch.rand(3)
     assert interrupts == 1 and same(trainer, records, whole, whole_records)
+
+
+def test_an_interrupt_right_after_the_weights_changed_does_not_change_them_twice(uninterrupted):
+    make, whole, whole_records = uninterrupted
+    trainer, records, places = make(), [], []
+
+    def interrupt(*_):
+        places.append(trainer.step)
+        if len(places) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.optimizer.register_step_post_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        for record in trainer.run():
+            records.append(record)
+    assert (len(records), trainer.step) == (1, 2)  # the second record is kept for the next run
+    records += trainer.run()
+    assert same(trainer, records, whole, whole_records) and places == [0, 1, 2, 3]
 
 
 def test_a_break_loses_nothing(uninterrupted):

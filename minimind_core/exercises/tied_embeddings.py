@@ -631,7 +631,7 @@ def load_and_look(candidate: Callable, embedding: torch.Tensor | None, head: tor
         if isinstance(error, ValueError):
             nothing = torch.zeros(vocab, hidden)
             return 1, 0, 0, 0, nothing, nothing, 0
-        words = f"the two matrices differ, so a ValueError is wanted; this is a {type(error).__name__}: {error}"
+        words = f"the two matrices differ, and ValueError is wanted. It raised {type(error).__name__}: {error}"
         raise TypeError(words).with_traceback(error.__traceback__) from error
     if returned is ...:
         return returned

@@ -217,11 +217,11 @@ def draw(figure: Figure) -> dict:
         scene["lengths"].append(_key(row, x, 1.18, "", meaning)[1])
 
     grad.set(title="Its gradient", xlim=row.get_xlim(), ylim=(-1.15, 1.15), xticks=[], yticks=[0], yticklabels=["0"])
-    grad.set_xlabel(f"{SHOWN} of {HIDDEN} numbers, over the largest")
+    grad.set_xlabel(f"{SHOWN} of its {HIDDEN} numbers, divided by the largest")
     grad.axhline(0, color=style.QUIET, linewidth=1)
-    for meaning, side, x in (("key", -0.22, 0.34), ("value", 0.22, 0.67)):
-        scene["sticks"].append((side, _sticks(grad, meaning)))
-        _key(grad, x, 1.1, "embedding" if meaning == "key" else "head", meaning)
+    for end, side, x in (("embedding", -0.22, 0.34), ("head", 0.22, 0.67)):
+        scene["sticks"].append((side, _sticks(grad, f"{end} end")))
+        _key(grad, x, 1.1, end, f"{end} end")
     scene["sum"] = grad.plot(places, 0.0 * places, **style.points("residual")) + _key(
         grad, 0.87, 1.1, "sum", "residual"
     )
@@ -232,8 +232,8 @@ def draw(figure: Figure) -> dict:
         scene["near"].append({"names": names, "sticks": _sticks(axes, meaning)})
     lists[0].set_xlabel("cosine")
 
-    for axes, meaning, end in zip(tables, ("key", "value"), ("embedding", "head"), strict=True):
-        scene["tables"].append(_table(axes, meaning, f"From the {end} end"))
+    for axes, meaning in zip(tables, ("embedding end", "head end"), strict=True):
+        scene["tables"].append(_table(axes, meaning, f"From the {meaning}"))
     return scene
 
 
@@ -255,7 +255,7 @@ def _ends(values: np.ndarray) -> np.ndarray:
 
 
 def _table(axes: Axes, meaning: str, title: str) -> dict:
-    """All tokens, each on a ground that is darker the longer its gradient is; a dot in each that has one."""
+    """All tokens, each on a ground that is darker the longer its gradient is; a mark in each that has one."""
     color = to_rgb(style.color(meaning))
     colors = LinearSegmentedColormap.from_list(meaning, [(*color, 0.0), (*color, 0.5)])  # the letters shine through
     axes.set_title(title)

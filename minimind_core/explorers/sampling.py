@@ -35,7 +35,7 @@ PRESETS = {
 STILLS = {name: PRESETS[name] for name in ("greedy", "wild")}
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=32 * BYTES)  # so many settings can be gone back to
 def read(prompt: bytes, written: tuple[bytes, ...]) -> tuple[torch.Tensor, tuple]:
     """Logits [texts, vocab] after the prompt and what is written, and the cache. Texts that begin alike share it."""
     past, new = None, [prompt] * len(written)

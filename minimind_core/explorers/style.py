@@ -39,6 +39,9 @@ LOOKS: dict[str, Look] = {
     "norm": Look("#9B3F78", "v", (0, (5, 1)), "xx"),
     "gate": Look("#8A6100", "P", "-.", "\\\\"),
     "up": Look("#2478A8", "X", "--", "--"),
+    # the two ends of a tied matrix: the marker points to the end of the model
+    "embedding end": Look("#8A6100", "v", "--", "//"),
+    "head end": Look("#9B3F78", "^", "-.", ".."),
     # comparisons
     "before": Look("#6b6b6b", "o", "--", ".."),
     "after": Look("#0072B2", "D", "-", ""),
