@@ -290,6 +290,45 @@ def not_reduced(logits, labels):
     return losses * counted
 
 
+@loss.mutant(
+    "[..., 0] after gather is missing: the logits keep an axis of length 1",
+    "logsumexp [batch, seq - 1] minus logits [batch, seq - 1, 1] pairs every position with every other, or stops with "
+    "an error.",
+)
+def axis_kept(logits, labels):
+    wide, targets = logits[:, :-1].float(), labels[:, 1:]
+    own = wide.gather(-1, targets.clamp(min=0)[..., None])
+    return mean_of(wide.logsumexp(dim=-1) - own, targets != IGNORED)
+
+
+@loss.mutant(
+    "gather is given -100 as an index",
+    "no column has that number. Put any token in its place, as in targets.clamp(min=0): its loss is left out anyhow.",
+)
+def masked_index(logits, labels):
+    wide, targets = logits[:, :-1].float(), labels[:, 1:]
+    own = wide.gather(-1, targets[..., None])[..., 0]
+    return mean_of(wide.logsumexp(dim=-1) - own, targets != IGNORED)
+
+
+@loss.mutant(
+    "the logarithm is missing: it is the mean probability, with a minus",
+    "a token that was nearly impossible then costs hardly more than an improbable one. The loss is -log p.",
+)
+def no_logarithm(logits, labels):
+    losses, counted = next_losses(logits, labels)
+    return mean_of(-(-losses).exp(), counted)
+
+
+@loss.mutant(
+    "token 0 is left out as well: only labels above 0 count",
+    "0 is a token like any other. Masked is -100 alone: targets != -100.",
+)
+def zero_left_out(logits, labels):
+    losses, _ = next_losses(logits, labels)
+    return mean_of(losses, labels[:, 1:] > 0)
+
+
 # 2. answer_labels ----------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +499,15 @@ def cut_out(ids, prompt_length, pad_id):
     return labels[labels != IGNORED][None]
 
 
+@answer.mutant(
+    "prompt and padding are joined by `or`, or by | without parentheses",
+    "`or` wants a single True or False. For tensors: (one comparison) | (other comparison).",
+)
+def joined_by_or(ids, prompt_length, pad_id):
+    prompt = torch.arange(ids.shape[1]) < prompt_length[:, None]
+    return torch.where(prompt or (ids == pad_id), IGNORED, ids)
+
+
 # 3. batch_loss -------------------------------------------------------------------------------------------------------
 
 
@@ -572,6 +620,15 @@ def parts_only(losses, counts):
 )
 def last_one(losses, counts):
     return losses[-1]
+
+
+@weighted.mutant(
+    "a micro-batch without labels counts as one label",
+    "the 1 is for the sum of all counts, where that is 0, not for each count.",
+)
+def each_at_least_one(losses, counts):
+    counts = counts.clamp(min=1)
+    return (losses * counts).sum() / counts.sum()
 
 
 # 4. perplexity -------------------------------------------------------------------------------------------------------
@@ -698,6 +755,23 @@ def product_underflows(logits, ids):
 def of_its_entropy(logits, ids):
     logs = logits[:-1].log_softmax(dim=-1)
     return (-(logs.exp() * logs).sum(dim=-1)).mean().exp()
+
+
+@perplexity.mutant(
+    "the shift goes the other way: each position is asked for the token before it",
+    "logits 0 to n - 2 belong to ids 1 to n - 1.",
+)
+def token_before(logits, ids):
+    rows = logits[1:]
+    return (rows.logsumexp(dim=-1) - rows.gather(-1, ids[:-1, None])[:, 0]).mean().exp()
+
+
+@perplexity.mutant(
+    "softmax came first, and its result was taken for logits",
+    "F.cross_entropy has its own softmax. Give it the logits as they are.",
+)
+def softmax_first(logits, ids):
+    return own_losses(logits.softmax(dim=-1), ids).mean().exp()
 
 
 EXERCISES = [loss, answer, weighted, perplexity]

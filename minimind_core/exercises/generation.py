@@ -99,6 +99,17 @@ def not_brought_back(logits, p):
 
 
 @top_p.mutant(
+    "the dropped places were brought back the wrong way round: gather where scatter belongs",
+    "order says where each sorted place came from. scatter writes to that token; gather reads from it, the inverse.",
+)
+def gathered(logits, p):
+    ordered, order = logits.sort(dim=-1, descending=True)
+    probs = ordered.softmax(dim=-1)
+    dropped = (probs.cumsum(dim=-1) - probs >= p) & (p < 1)
+    return logits.masked_fill(dropped.gather(-1, order), NEVER)
+
+
+@top_p.mutant(
     "the logits are returned in sorted order",
     "a place in the vocabulary is a token: sorted, every number belongs to another token.",
 )
@@ -555,6 +566,7 @@ def writing(
     same_draw=False,
     stop_in_prompt=False,
     feed_stop=False,
+    stop_anywhere=False,
 ):
     """The reference, and with one option changed each of the mistakes."""
     past, new, fed = None, ids, 0
@@ -574,7 +586,7 @@ def writing(
         ids = torch.cat([ids, new], dim=1)
         if feed_all:
             new = ids
-        if token.item() == stop:
+        if token.item() == stop or (stop_anywhere and (ids == stop).any()):
             fed += feed_stop
             break
     return ids, fed
@@ -639,6 +651,14 @@ def stop_cut_off(model, ids, draws, temperature, stop):
 )
 def stopped_by_the_prompt(model, ids, draws, temperature, stop):
     return writing(model, ids, draws, temperature, stop, stop_in_prompt=True)
+
+
+@draw_text.mutant(
+    "the whole text is searched for the stop token, the prompt too",
+    "a stop token in the prompt then ends the text after one new token. Compare only the newest token with stop.",
+)
+def searched_everywhere(model, ids, draws, temperature, stop):
+    return writing(model, ids, draws, temperature, stop, stop_anywhere=True)
 
 
 @draw_text.mutant(
@@ -875,6 +895,20 @@ def no_four(data):
 )
 def only_the_last_byte(data):
     return len(data) - (bool(data) and lead_length(data[-1]) > 1)
+
+
+@whole.mutant(
+    "a byte of 0x80 to 0xBF is taken for a first byte",
+    "it only goes on with a character. Where none has begun, it is no character, and is not waited for.",
+)
+def going_on_taken_for_first(data):
+    place = 0
+    while place < len(data):
+        length = 2 if 0x80 <= data[place] < 0xE0 else lead_length(data[place])
+        if place + length > len(data):
+            return place
+        place += length
+    return place
 
 
 @whole.mutant(

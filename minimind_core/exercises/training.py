@@ -188,6 +188,16 @@ def no_clamp(step, steps, base, warm_up):
 
 
 @learning_rate.mutant(
+    "the updates after the warm-up are stopped at steps, not at steps - warm_up",
+    "with a warm-up the cosine then runs past its end. Stop the clock first: min(step, steps) - warm_up.",
+)
+def clamped_too_late(step, steps, base, warm_up):
+    if step < warm_up:
+        return learning_rate_reference(step, steps, base, warm_up)
+    return base * decayed(min(step - warm_up, steps) / (steps - warm_up))
+
+
+@learning_rate.mutant(
     "the rate falls to 0, not to a tenth of the base",
     "the last updates would change nothing. A tenth is left: 0.1 + 0.45 (1 + cos).",
     "many recipes end at 0.",
@@ -615,6 +625,14 @@ def counts_all(model, batches):
 
 
 @accumulate.mutant(
+    "the labels are shifted twice",
+    "you shift, and the model's loss shifts again: each position is asked for the token after the next.",
+)
+def shifted_twice(model, batches):
+    return accumulate_reference(model, [(ids[:, :-1], labels[:, 1:]) for ids, labels in batches])
+
+
+@accumulate.mutant(
     "the first label of each row is counted",
     "nothing predicts it: the loss is of labels[:, 1:].",
 )
@@ -824,6 +842,17 @@ def not_clipped(model, ids, labels, optimizer, scaler, clip):
     optimizer.zero_grad()
     output = steps_of(model, ids, labels, scaler)
     finish(model, optimizer, scaler, math.inf)
+    return output.loss.item()
+
+
+@train_step.mutant(
+    "the gradient is cut to length 1, whatever `clip` says",
+    "the limit is a setting of the run: use the argument.",
+)
+def clipped_to_one(model, ids, labels, optimizer, scaler, clip):
+    optimizer.zero_grad()
+    output = steps_of(model, ids, labels, scaler)
+    finish(model, optimizer, scaler, 1.0)
     return output.loss.item()
 
 
