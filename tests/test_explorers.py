@@ -40,7 +40,7 @@ from minimind_core.explorers.shell import (
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = explorers.names()
 COMPUTED, PAINTED, MEASURED = 600, 24, 10  # states of one explorer that are computed, drawn, checked for clipped text
-COSTLY = {"sampling": 200}  # computed states where each of them runs the model many times
+COSTLY = {"sampling": 150}  # computed states where each of them runs the model many times
 LONGEST = 300  # characters that the sentence's three lines hold
 
 
