@@ -384,6 +384,18 @@ def leftmost(ids, ranks):
 
 
 @by_rank.mutant(
+    "the word's pairs were gone through once, from the left, and each that has a rank was merged",
+    "of all pairs the one with the lowest rank is first. Its merge makes new neighbors: then look at all pairs again.",
+)
+def one_pass(ids, ranks):
+    merged = list(ids)
+    for pair in pairwise(ids):
+        if pair in ranks:
+            merged = bpe.merge(merged, pair, 256 + ranks[pair])
+    return merged
+
+
+@by_rank.mutant(
     "the pair with the highest rank goes first",
     "rank 0 is the merge learned first: take the minimum, not the maximum.",
 )
@@ -529,6 +541,23 @@ def nth(n, byte):
 )
 def by_byte(token):
     return stood_in(token, SEEN, lambda n, byte: chr(256 + byte))
+
+
+@spell.mutant(
+    "the hidden bytes of this token were counted, not those of all 256",
+    "a byte must be spelled alike in every token: a space is always 'Ġ'. Make the table of all 256 bytes first.",
+)
+def counted_in_token(token):
+    hidden = [place for place, byte in enumerate(token) if byte not in SEEN]
+    return "".join(chr(256 + hidden.index(i)) if i in hidden else chr(byte) for i, byte in enumerate(token))
+
+
+@spell.mutant(
+    "the token was decoded as UTF-8, and only the space got a stand-in",
+    "a line feed is hidden too, and half a character has no text. The spelling goes byte by byte.",
+)
+def only_the_space(token):
+    return token.decode(errors="replace").replace(" ", "Ġ")
 
 
 @spell.mutant(
@@ -766,6 +795,14 @@ def no_last_item(tokens):
 )
 def said_again(tokens):
     return buffered(tokens, whole, emptied=False)
+
+
+@stream.mutant(
+    "after each token all bytes so far were decoded and returned",
+    "only what the new token completes is wanted, and half a character is not shown, not even as U+FFFD: it waits.",
+)
+def all_so_far(tokens):
+    return [*(b"".join(tokens[: i + 1]).decode(errors="replace") for i in range(len(tokens))), ""]
 
 
 @stream.mutant(
