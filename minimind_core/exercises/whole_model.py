@@ -236,6 +236,61 @@ def wide_keys(config):
     return shifted(config, 2 * config.num_hidden_layers * config.hidden_size * more)
 
 
+@count.mutant(
+    "attention is counted as four matrices of hidden * hidden",
+    "q_proj and o_proj have num_attention_heads * head_dim, k_proj and v_proj num_key_value_heads * head_dim.",
+    "GPT-2's are square.",
+)
+def square_attention(config):
+    hidden, query, key, _ = widths(config)
+    return shifted(config, config.num_hidden_layers * hidden * (4 * hidden - 2 * query - 2 * key))
+
+
+@count.mutant(
+    "q_proj and o_proj are taken to be hidden_size wide",
+    "the width of all heads is num_attention_heads * head_dim.",
+    "in MiniMind-3 both are 768; in Qwen3-0.6B they are 1,024 and 2,048.",
+)
+def hidden_queries(config):
+    hidden, query, _, _ = widths(config)
+    return shifted(config, 2 * config.num_hidden_layers * hidden * (hidden - query))
+
+
+@count.mutant("o_proj is missing", "attention has four matrices: q_proj, k_proj, v_proj, and o_proj for the way back.")
+def no_o_proj(config):
+    hidden, query, _, _ = widths(config)
+    return shifted(config, -config.num_hidden_layers * hidden * query)
+
+
+@count.mutant("the feed-forward has two matrices", "SwiGLU has three: gate_proj, up_proj, down_proj.", "GPT-2 has two.")
+def feed_forward_of_two(config):
+    total, active = count_model_reference(config)
+    third = config.num_hidden_layers * config.hidden_size * widths(config)[3]
+    experts = config.num_experts + config.n_shared_experts if config.use_moe else 1
+    return total - third * experts, active - third * visits(config)
+
+
+@count.mutant(
+    "config.use_moe is not read", "a mixture of experts has a router and several feed-forwards in each layer."
+)
+def never_experts(config):
+    return count_model_reference(config.replace(use_moe=False))
+
+
+@count.mutant(
+    "QK-norm is counted whatever config.qk_norm says",
+    "without it a layer has no q_norm and no k_norm.",
+    "MiniMind-3 has it, MiniMind-2 has not.",
+)
+def always_qk_norm(config):
+    return count_model_reference(config.replace(qk_norm=True))
+
+
+@count.mutant("the router is not counted as active", "it scores the experts for every token.")
+def router_idle(config):
+    return shifted(config, 0, -routers(config))
+
+
 # 2. run_stack --------------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +450,22 @@ def without_norm(ids, embedding, blocks, norm, cos, sin, start):
 )
 def norm_each(ids, embedding, blocks, norm, cos, sin, start):
     return walk(ids, embedding, blocks, lambda x: x, cos, sin, right_rows(ids, start), lambda x, new: norm(new))
+
+
+@stack.mutant(
+    "the norm stands behind every block, and once more at the end",
+    "only the last block's output is normed here: return norm(x), after the loop.",
+)
+def norm_each_and_last(ids, embedding, blocks, norm, cos, sin, start):
+    return walk(ids, embedding, blocks, norm, cos, sin, right_rows(ids, start), lambda x, new: norm(new))
+
+
+@stack.mutant(
+    "what the blocks return is not kept",
+    "a block changes nothing in place: x = block(x, ...).",
+)
+def not_kept(ids, embedding, blocks, norm, cos, sin, start):
+    return walk(ids, embedding, blocks, norm, cos, sin, right_rows(ids, start), lambda x, new: x)
 
 
 @stack.mutant(
@@ -847,6 +918,48 @@ def only_keys(config, length):
 def few_heads(config, length):
     saved = config.num_attention_heads - config.num_key_value_heads
     return token_flops_reference(config, length) - scores(config, length) * saved // config.num_attention_heads
+
+
+@flops.mutant(
+    "the scores are counted with hidden_size",
+    "a query is num_attention_heads * head_dim wide.",
+    "in MiniMind-3 both are 768; in Qwen3-0.6B they are 1,024 and 2,048.",
+)
+def hidden_scores(config, length):
+    wrong = config.hidden_size - widths(config)[1]
+    return token_flops_reference(config, length) + 4 * config.num_hidden_layers * wrong * length
+
+
+@flops.mutant(
+    "the token does not look at itself",
+    "of the `length` tokens it looks at it is one: `length` scores for each head, not length - 1.",
+)
+def not_itself(config, length):
+    return token_flops_reference(config, length) - scores(config, 1)
+
+
+@flops.mutant(
+    "of the matrices, additions are not counted",
+    "each number of a matrix takes part in one multiplication and one addition: 2 * out * in.",
+)
+def matrices_half(config, length):
+    return (token_flops_reference(config, length) + scores(config, length)) // 2
+
+
+@flops.mutant(
+    "config.use_moe is not read",
+    "a mixture of experts has a router, and each token visits num_experts_per_tok feed-forwards.",
+)
+def never_experts_flops(config, length):
+    return token_flops_reference(config.replace(use_moe=False), length)
+
+
+@flops.mutant(
+    "the tokens before are counted too",
+    "they are cached: only the new token goes through the matrices, once.",
+)
+def all_tokens(config, length):
+    return token_flops_reference(config, length) * length
 
 
 @flops.mutant("the scores are counted in one layer", "every layer has its own attention.")
