@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .loss import IGNORED
 from .tokenizer import ByteTokenizer, Tokenizer
 
 Turns = list[dict[str, Any]]
@@ -21,7 +22,6 @@ Turns = list[dict[str, Any]]
 
 ROLES = ("system", "user", "assistant")
 START, END = "<|im_start|>", "<|im_end|>"
-IGNORED = -100  # the label of a token that is not learned
 AT_ONCE = 256  # texts that are encoded together
 SHOWN = 5  # places that a report names for each reason
 
@@ -78,11 +78,21 @@ class _Unusable(ValueError):
         self.reason, self.example = reason, example
 
 
-def python_help() -> list[str]:
-    """Python's own help pages (`pydoc_data.topics`), one text each: about 465 kB that every reader has."""
+def python_help(repeats: bool = True) -> list[str]:
+    """Python's own help pages (`pydoc_data.topics`), one text each: about 465 kB that every reader has.
+
+    repeats=False: each paragraph once, a fifth less. Else what is held out may well have been trained on.
+    """
     import pydoc_data.topics
 
-    return list(pydoc_data.topics.topics.values())
+    texts = list(pydoc_data.topics.topics.values())
+    if repeats:
+        return texts
+    seen, distinct = set(), []
+    for text in texts:
+        new = [part for part in text.split("\n\n") if not (part in seen or seen.add(part))]
+        distinct.append("\n\n".join(new))
+    return [text for text in distinct if text.strip()]
 
 
 def read_file(path: str | Path) -> tuple[list[str] | list[Turns], Report]:

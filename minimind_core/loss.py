@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 
+IGNORED = -100  # the label of a token that is not to be learned
 
-def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+
+def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int = IGNORED) -> torch.Tensor:
     """Mean of -log p(next token) over the positions whose next token is labeled. The one and only shift is here.
 
     logits: [batch, seq, vocab]; labels: [batch, seq], the token ids themselves, unshifted; ignore_index marks

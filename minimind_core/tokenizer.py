@@ -6,13 +6,13 @@ The file format is that of MiniMind's tokenizer.json: 36 reserved tokens, 256 by
 
 import codecs
 import json
-import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .bpe import Pair, bytes_to_unicode, several
+from .files import write_text
 
 CONTROL_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
@@ -189,12 +189,12 @@ class Tokenizer(_Bytes):
         path = Path(path)
         content = self._library.to_str(pretty=True)
         if path.suffix == ".json":
-            _write(path, content)
+            write_text(path, content + "\n")
             return
-        path.mkdir(parents=True, exist_ok=True)
         ends = {name: token for name, token in self._ends.items() if token is not None}
-        _write(path / TOKENIZER_FILE, content)
-        _write(path / SETTINGS_FILE, json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | ends, indent=2))
+        write_text(path / TOKENIZER_FILE, content + "\n")
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | ends
+        write_text(path / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Text to ids; nothing is added at its ends.
@@ -224,7 +224,7 @@ class Tokenizer(_Bytes):
 
     @property
     def merges(self) -> list[Pair]:
-        """The merges, earliest first, in the ids of this module's functions: encode(text, tokenizer.merges).
+        """The merges, earliest first, in the ids of `minimind_core.bpe`: bpe.encode(text, tokenizer.merges).
 
         Raises ValueError for a file in which two merges make the same token.
         """
@@ -271,12 +271,3 @@ def _read(file: Path) -> str:
         raise ValueError(
             f"{file} is not UTF-8 text ({error.reason} at byte {error.start}); it is another file"
         ) from error
-
-
-def _write(file: Path, content: str) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.unfinished")
-    try:
-        temporary.write_text(content + "\n", encoding="utf-8")
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import torch
 
 from .config import MiniMindConfig
 from .data import python_help
+from .files import write_atomically, write_text
 from .model import MiniMindForCausalLM
 
 CONFIG = MiniMindConfig(
@@ -126,13 +127,10 @@ def save(kind: str, model: MiniMindForCausalLM, log: list[dict]) -> None:
     """Write weights (half precision, the tied matrix once) and log: each to a temporary file, which is then renamed."""
     from safetensors.torch import save as serialize
 
-    from .training.checkpoint import write_atomically
-
     file = weights_file(kind)
     weights = {name: value.half() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     write_atomically(file, lambda target: target.write(serialize(weights)))
-    lines = "".join(json.dumps(line) + "\n" for line in log)
-    write_atomically(file.with_suffix(".jsonl"), lambda target: target.write(lines.encode()))
+    write_text(file.with_suffix(".jsonl"), "".join(json.dumps(line) + "\n" for line in log))
 
 
 if __name__ == "__main__":

@@ -485,12 +485,19 @@ CHECKPOINT = part(
     "training/checkpoint.py",
     "training",
     "",
-    ("written in place", 'temporary = path.with_name(f"{path.name}.unfinished")', "temporary = path"),
     ("half a group's gradients lost", "    if trainer.micro:  # in the middle", "    if False:  # in the middle"),
     ("scaler forgotten", 'trainer.scaler.load_state_dict(state["scaler"])', "pass"),
     ("runs the code in a file", "weights_only=True)", "weights_only=False)"),
     ("optimizer forgotten", '    trainer.optimizer.load_state_dict(state["optimizer"])\n', ""),
     ("another run's checkpoint", "    if lines:\n", "    if False:\n"),
+)  # fmt: skip
+
+FILES = part(
+    "files.py",
+    "training tokenizer",
+    "",
+    ("written in place", 'temporary = path.with_name(f".{path.name}.unfinished")', "temporary = path"),
+    ("what is half written stays", "temporary.unlink(missing_ok=True)", "pass"),
 )  # fmt: skip
 
 COMMAND = part(
@@ -518,5 +525,5 @@ MUTANTS = [
     *(NORM + ROPE + TABLES + YARN + ATTENTION + DEVICE + CACHE + LINEAR + FEED_FORWARD + GATE + DISPATCH),
     *(BLOCK + CAUSAL_LM + CONFIG + ACTIVATIONS + LOSS + GENERATION + MICROSCOPE),
     *(PRETRAINED + PRETRAINED_CONFIG + BPE + TOKENIZER + DATA),
-    *(TRAINER + PROCESSES + BATCHES + SCHEDULE + CHECKPOINT + COMMAND),
+    *(TRAINER + PROCESSES + BATCHES + SCHEDULE + CHECKPOINT + COMMAND + FILES),
 ]

@@ -412,3 +412,11 @@ def test_a_report_counts_from_one_to_many():
     for line in range(1, 9):
         report.leave_out("odd", line, f"example {line}")
     assert str(report).splitlines()[1] == "  left out, odd: 8 (lines 1, 2, 3, 4, 5 and 3 more; first: example 1)"
+
+
+def test_help_without_repeats_has_each_paragraph_once():
+    whole, distinct = python_help(), python_help(repeats=False)
+    parts = [part for text in distinct for part in text.split("\n\n")]
+    assert len(parts) == len(set(parts))
+    assert set(parts) == {part for text in whole for part in text.split("\n\n")}
+    assert sum(map(len, distinct)) < 0.95 * sum(map(len, whole))

@@ -1,14 +1,11 @@
 """An expert without tokens under DistributedDataParallel: two real processes on gloo, two training steps each.
 
-The processes import this file and run `process`. They meet through a file, so no port has to be free; after LIMIT
-they are killed.
+The processes import this file and run `process`.
 """
 
 import datetime
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +13,10 @@ import torch
 import torch.distributed as dist
 from reference import tiny_config, tiny_model
 from torch.nn.parallel import DistributedDataParallel
+from two_processes import run_two
 
 from minimind_core import MOEFeedForward
 
-LIMIT = 90  # seconds for both processes
 PATIENCE = datetime.timedelta(seconds=30)  # of one process that waits for the other
 EXPERTS, IDLE, HIDDEN = 4, 3, 64
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -119,20 +116,7 @@ def process(rank: int, folder: str):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> list[dict]:
     """What each of the two processes found."""
-    folder = tmp_path_factory.mktemp("ddp")
-    paths = [Path(__file__).parent, Path(__file__).parents[1]]
-    code = f"import sys; sys.path[:0] = {list(map(str, paths))}; import test_core_ddp; test_core_ddp.process"
-    commands = [[sys.executable, "-c", f"{code}({rank}, {str(folder)!r})"] for rank in range(2)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **options) for command in commands]
-    try:
-        outputs = [one.communicate(timeout=LIMIT) for one in processes]
-    finally:
-        for one in processes:
-            one.kill()
-            one.wait()
-    assert all(one.returncode == 0 for one in processes), "\n".join(error for _, error in outputs)
-    return [dict(item for line in output.splitlines() for item in json.loads(line).items()) for output, _ in outputs]
+    return run_two(Path(__file__).stem, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.parametrize("trial", ["core", "core, one rank idle"])

@@ -15,10 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_core_training import CPU, KINDS, after_forward, gradient, make_samples, make_trainer, timeless, weights
+from two_processes import run_two
 
 from minimind_core.training import Trainer
 
-LIMIT = 120  # seconds for both processes
+LIMIT = 120  # seconds for torchrun
 PATIENCE = datetime.timedelta(seconds=30)  # of one process that waits for the other
 # labels of each sample, two samples in a micro-batch, four micro-batches in an update
 UNEVEN = {
@@ -120,19 +121,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def results(folder) -> list[dict]:
     """What each of the two processes printed."""
-    paths = [Path(__file__).parent, Path(__file__).parents[1]]
-    code = f"import sys; sys.path[:0] = {list(map(str, paths))}; import test_core_training_ddp as t; t.process"
-    commands = [[sys.executable, "-c", f"{code}({rank}, {str(folder)!r})"] for rank in range(2)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **options) for command in commands]
-    try:
-        outputs = [one.communicate(timeout=LIMIT) for one in processes]
-    finally:
-        for one in processes:
-            one.kill()
-            one.wait()
-    assert all(one.returncode == 0 for one in processes), "\n".join(error for _, error in outputs)
-    return [dict(item for line in output.splitlines() for item in json.loads(line).items()) for output, _ in outputs]
+    return run_two(Path(__file__).stem, folder)
 
 
 @pytest.mark.parametrize("kind, name", TRIALS)

@@ -18,7 +18,7 @@ from einops import reduce
 
 import minimind_core
 from minimind_core import exercises
-from minimind_core.exercises.checking import differs, examine, run
+from minimind_core.exercises.checking import Outcome, differs, examine, run
 from minimind_core.exercises.framework import Case, Exercise
 from minimind_core.exercises.report import Report
 from minimind_core.exercises.store import PROVIDED
@@ -246,6 +246,15 @@ def test_wrong_results_are_said_plainly(function, sentence):
     text = " ".join(repr(report).split())
     assert not report.passed and sentence in text
     assert "Traceback" not in text and "0x" not in text and str(Path.home()) not in text
+
+
+def test_only_the_wanted_error_counts():
+    """A case that asks for a ValueError is not met by whatever else goes wrong."""
+    exercise = exercises.get("10_tied_embeddings.load_tied")
+    wanted = Outcome(error=ValueError("two ends that differ"))
+    assert differs(exercise, wanted, Outcome(error=ValueError("in other words"))) is None
+    assert "Wanted ValueError, got KeyError" in differs(exercise, wanted, Outcome(error=KeyError("a"))).sentence
+    assert differs(exercise, Outcome(value=None), Outcome(error=ValueError())) is not None
 
 
 MERGE, COUNT, SPELL = (f"13_tokenizer.{name}" for name in ("merge", "count_pairs", "spell"))

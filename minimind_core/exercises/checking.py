@@ -77,8 +77,8 @@ def _same_argument(before: Any, after: Any) -> bool:
 def differs(exercise: Exercise, wanted: Outcome, got: Outcome, loose: bool = False) -> Difference | None:
     if wanted.error is None and got.error is None:
         return difference(exercise, wanted.value, got.value, loose)
-    if wanted.error is not None and got.error is not None:
-        return None
+    if wanted.error is not None and isinstance(got.error, type(wanted.error)):
+        return None  # the error that is wanted
     words = [kind(o.value) if o.error is None else f"{type(o.error).__name__}" for o in (wanted, got)]
     return Difference(f"Wanted {words[0]}, got {words[1]}.", *words)
 

@@ -4,9 +4,8 @@ import math
 
 import torch
 
+from ..loss import IGNORED
 from .framework import Exercise, case, draw
-
-IGNORED = -100
 
 
 def ids(*rows) -> torch.Tensor:

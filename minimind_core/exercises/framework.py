@@ -98,7 +98,7 @@ class Exercise:
     @property
     def kind(self) -> str:
         """What the reader writes: "function" or "class"."""
-        return "class" if self.call else "function"
+        return "class" if self.function_name[0].isupper() else "function"
 
     def allowed(self, dtype: torch.dtype) -> float:
         return {**TOLERANCE, **self.tolerance}.get(dtype, 0.0)

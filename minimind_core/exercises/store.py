@@ -10,7 +10,6 @@ import html
 import inspect
 import math
 import os
-import tempfile
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch import nn
 
 import minimind_core as core
 
+from ..files import write_text
 from .checking import examine, run
 from .framework import Exercise
 
@@ -72,7 +72,7 @@ def save(exercise: Exercise, function: Callable) -> str:
         return "Not saved: no notebooks folder is near. Start Jupyter in the project's folder to keep your progress."
     header = f"# {exercise.name}: passed. Written by exercises.check; exercises.reset() forgets it.\n"
     try:
-        _write(target, header + source)
+        write_text(target, header + source)
     except OSError as error:
         return f"Not saved: notebooks/.progress cannot be written ({type(error).__name__})."
     _, problem = read(exercise)
@@ -176,19 +176,6 @@ class ProgressMap:
 
 
 _MARKS = {"passed": "✓", "not yet": "·", "unreadable": "?"}
-
-
-def _write(target: Path, text: str) -> None:
-    """Write to a temporary file in the same folder, then rename: a reader sees the old file or the new, never half."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _source(function: Callable) -> str | None:

@@ -12,12 +12,6 @@ from ..training import parameter_groups
 from .framework import Exercise, case, draw
 
 
-class FunctionExercise(Exercise):
-    """An exercise whose function returns no numbers: `call` runs it and reads off what counts."""
-
-    kind = "function"
-
-
 def ids(*rows: object) -> torch.Tensor:
     return torch.tensor(rows)
 
@@ -434,7 +428,7 @@ MODELS = {
 }
 
 
-optimizer_groups = FunctionExercise(
+optimizer_groups = Exercise(
     name="10_tied_embeddings.optimizer_groups",
     title="Groups for AdamW: each Parameter once, norms without decay",
     signature="optimizer_groups(model, weight_decay)",
@@ -651,7 +645,7 @@ def load_case(label: str, names: str, meta: bool = False, vocab: int = 3, hidden
     return case(label, matrix if "embed" in names else None, other if "head" in names else None, meta)
 
 
-load_tied = FunctionExercise(
+load_tied = Exercise(
     name="10_tied_embeddings.load_tied",
     title="Load a tied model, and leave it tied",
     signature="load_tied(model, weights)",

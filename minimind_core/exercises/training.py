@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..loss import IGNORED
 from .framework import Exercise, case, draw
-from .tied_embeddings import FunctionExercise
-
-IGNORED = -100
 
 # 1. windows ----------------------------------------------------------------------------------------------------------
 
@@ -564,7 +562,7 @@ FLAT, STEEP = torch.zeros(2, 2), torch.tensor([[1.0, -1.0], [0.5, 2.0]])
 FIRST, SECOND = rows([0, 1, 1, 0, 1]), rows([1, 0, 1, 1, 1])
 PAIR, LONG = rows([0, 1, 0], [1, 1, 0]), rows([0, 0, 1, 0, 1, 1])
 
-accumulate = FunctionExercise(
+accumulate = Exercise(
     name="14_training.accumulate",
     title="Many micro-batches, one gradient: each weighs as much as its labels",
     signature="accumulate(model, batches)",
@@ -762,7 +760,7 @@ def run_steps(candidate, weight, aux, scale, clip, updates):
 
 SCALE, HUGE = 65536.0, 2.0**127
 
-train_step = FunctionExercise(
+train_step = Exercise(
     name="14_training.train_step",
     title="One update: clear, forward, backward, unscale, clip, step",
     signature="train_step(model, ids, labels, optimizer, scaler, clip)",

@@ -15,11 +15,11 @@ from torch.utils.data import ConcatDataset, Subset
 
 from ..data import Samples, python_help, read_file
 from ..device import pick_device
+from ..files import write_text
 from ..model import MiniMindForCausalLM, count_parameters
 from ..pretrained import WEIGHTS_FILE, save_pretrained
 from ..tokenizer import TOKENIZER_FILE, ByteTokenizer, Tokenizer
 from . import processes
-from .checkpoint import write_atomically
 from .options import Options, parse
 from .trainer import Record, Trainer
 
@@ -96,7 +96,7 @@ def _prepare(options: Options, device: torch.device) -> tuple[Trainer, Any]:
         trainer = Trainer(model, samples, settings, held_out, device)
         if processes.rank() == 0:
             text = json.dumps(options.given, indent=2) + "\n"
-            write_atomically(out / OPTIONS, lambda file: file.write(text.encode()))
+            write_text(out / OPTIONS, text)
     say(
         f"{count_parameters(model).total:,} parameters, {len(samples):,} samples of {options['length']} tokens and "
         f"{len(held_out or ()):,} held out; {trainer.steps:,} updates on {device}, processes: {processes.count()}"
@@ -124,7 +124,7 @@ def _texts(files: list[str]) -> Iterator[str]:
         for item in read_file(file)[0]:
             yield from [item] if isinstance(item, str) else [turn["content"] for turn in item]
     if not files:
-        yield from python_help()
+        yield from python_help(repeats=False)
 
 
 def _samples(options: Options, tokenizer: Any) -> tuple[Sequence, Sequence | None]:
@@ -133,7 +133,7 @@ def _samples(options: Options, tokenizer: Any) -> tuple[Sequence, Sequence | Non
     try:
         parts = [Samples.from_file(file, tokenizer, length, packed) for file in options["data"]]
         if not parts:
-            parts = [Samples.from_texts(python_help(), tokenizer, length, packed)]
+            parts = [Samples.from_texts(python_help(repeats=False), tokenizer, length, packed)]
             parts[0].report.source = "Python's help pages"
     except ValueError as error:
         raise ValueError(str(error).replace("packed=False", "--no-packed")) from error
@@ -192,7 +192,7 @@ class Watch:
         # after a crash the log may be ahead of the checkpoint, and its last line cut short
         lines = log.read_text(encoding="utf-8").splitlines() if trainer.step and log.is_file() else []
         kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= trainer.step]
-        write_atomically(log, lambda file: file.write("".join(line + "\n" for line in kept).encode()))
+        write_text(log, "".join(line + "\n" for line in kept))
         self.log = open(log, "a", encoding="utf-8")
         if sys.stderr.isatty():
             from tqdm import tqdm

@@ -9,8 +9,9 @@ from functools import cached_property
 
 import torch
 
+from ..loss import IGNORED
+
 Sample = tuple[torch.Tensor, torch.Tensor]  # ids and labels, both int64 [length]; labels are not shifted
-IGNORED = -100  # the label of what is not to be learned
 FINGERPRINTED = 1000  # samples, spread evenly, that stand for all
 
 

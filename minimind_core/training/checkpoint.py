@@ -1,12 +1,11 @@
 """A run on disk: written so that no kill can damage it, read as tensors and plain values only."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..files import write_atomically
 from . import processes
 
 if TYPE_CHECKING:
@@ -15,24 +14,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 COUNTERS = ("step", "micro", "tokens", "seconds", "skipped", "overflows")  # of a Trainer
 FREE = ("evaluate_every", "epochs", "accumulation")  # settings that may change; the last two say what others say too
-
-
-def write_atomically(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Let write(file) fill a temporary file beside `path`, then rename it: `path` holds the old or the new, whole.
-
-    Source: POSIX, rename: the new name never points to nothing, and never to half a file.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.unfinished")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())  # on the disk before the name is
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save(trainer: "Trainer", path: str | Path) -> None:
