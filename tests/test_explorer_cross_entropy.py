@@ -32,9 +32,9 @@ def labels_of(ids: list[int], mask: str, mark: int) -> list[int]:
 @pytest.mark.parametrize("mark", [1, 9, 23])
 def test_one_shift_is_the_cores_loss(text, model, mask, mark):
     n = cross_entropy.compute(text, model, mask, mark, 1).numbers
-    ids = list(cross_entropy.fitting(text).encode())
+    ids = list(cross_entropy.fitting(text, cross_entropy.LONGEST).encode())
     assert n["bytes"].tolist() == ids
-    says = torch.from_numpy(cross_entropy.logits(cross_entropy.fitting(text), model))[None]
+    says = torch.from_numpy(cross_entropy.logits(cross_entropy.fitting(text, cross_entropy.LONGEST), model))[None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing to predict
         wanted = shifted_cross_entropy(says, torch.tensor([labels_of(ids, mask, mark)])).item()

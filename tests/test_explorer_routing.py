@@ -19,7 +19,7 @@ def small(kind: str = "moe", **changes) -> MiniMindForCausalLM:
 @pytest.mark.parametrize("text", ["a list of 3", "é 漢 🙂", "x"])
 @torch.no_grad()
 def test_the_experts_are_those_that_ran(text):
-    model, data = routing.model(), list(text.encode())
+    model, data = routing.model("moe"), list(text.encode())
     visits = {}
     for i, layer in enumerate(model.model.layers):
         for j, expert in enumerate(layer.mlp.experts):

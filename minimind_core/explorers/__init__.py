@@ -7,7 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
 
-SHARED = ("canvas", "live", "model_map", "shell", "style")  # modules of this package that are not explorers
+SHARED = ("canvas", "live", "model_map", "shell", "style", "texts")  # modules of this package that are not explorers
 
 
 def names() -> list[str]:

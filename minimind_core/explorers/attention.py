@@ -1,8 +1,7 @@
 """Explorer of notebook 04: where every head of a small trained model looks, on the reader's own text."""
 
-import unicodedata
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from matplotlib import colormaps
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
@@ -18,9 +16,10 @@ from ..config import MiniMindConfig
 from ..generation import evaluating
 from ..microscope import intermediates
 from ..model import MiniMindForCausalLM
-from ..toy import CONFIG, toy_model
+from ..toy import CONFIG
 from . import style
 from .shell import Explorer, Result, Slider, Text
+from .texts import drawable, fitting, model
 
 LONGEST = 32  # bytes; what does not fit is left out
 MOST = 4  # heads that the picture has room for
@@ -44,12 +43,6 @@ PRESETS = {  # what this model has learned
 STILLS = {"brackets": PRESETS["brackets"]}
 
 
-@lru_cache(maxsize=1)
-def model():
-    """The trained model, loaded once."""
-    return toy_model()
-
-
 def weights_of(model: MiniMindForCausalLM, text: str) -> np.ndarray:
     """[layer, head, query, key]: the attention weights of the whole model on the bytes of this text."""
     device = model.model.embed_tokens.weight.device
@@ -64,12 +57,6 @@ def weights(text: str) -> np.ndarray:
     return weights_of(model(), text)
 
 
-@lru_cache(maxsize=32)
-def fitting(text: str) -> str:
-    """The whole characters at the beginning that fit into LONGEST bytes."""
-    return text.encode(errors="replace")[:LONGEST].decode(errors="ignore")
-
-
 def named(text: str, position: int, shown: Callable[[str], str] = str) -> str:
     """The byte at a position in words: "'e' at 14", "the space at 3", "byte 2 of 'é' at 8"."""
     places = [(char, part) for char in text for part in range(1, len(char.encode()) + 1)]
@@ -80,7 +67,7 @@ def named(text: str, position: int, shown: Callable[[str], str] = str) -> str:
 
 def compute(text: str, layer: int, position: int, weights: Callable[[str], np.ndarray] = weights) -> Result:
     """The weights of one layer's heads, and where each looks most from the byte at `position`."""
-    read = fitting(text)
+    read = fitting(text, LONGEST)
     every = weights(read)[layer]
     query = min(position, every.shape[1] - 1)
     row = every[:, query]
@@ -109,15 +96,6 @@ def compute(text: str, layer: int, position: int, weights: Callable[[str], np.nd
     if len(read) < len(text):
         words += f" Only the first {len(read.encode())} bytes are read."
     return Result(numbers, words)
-
-
-@cache
-def drawable(char: str) -> str:
-    """What the picture shows for a character: itself, an open box for the space, a square if the font lacks it."""
-    if char == " ":
-        return "␣"
-    known = get_font(findfont("DejaVu Sans")).get_char_index(ord(char))
-    return char if known and char.isprintable() and not unicodedata.combining(char) else "□"
 
 
 def draw(figure: Figure, heads: int = CONFIG.num_attention_heads, kv_heads: int = CONFIG.num_key_value_heads) -> dict:

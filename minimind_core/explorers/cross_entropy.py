@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 
-from ..toy import CONFIG, toy_model
+from ..toy import CONFIG
 from . import style
 from .shell import Choice, Explorer, Result, Slider, Text
+from .texts import fitting, model
 
 LONGEST = 24  # bytes, the tokens of the small model; what does not fit is left out
 SURE = 10.0  # the logit of a made-up model's only guess; all others are 0
@@ -49,12 +50,6 @@ PRESETS = {
 STILLS = {"no_shift": PRESETS["no shift"]}
 
 
-@lru_cache(maxsize=1)
-def model():
-    """The trained model, loaded once."""
-    return toy_model()
-
-
 @lru_cache(maxsize=64)
 def logits(text: str, kind: str) -> np.ndarray:
     """[position, vocab]: what a model says about the next byte after each byte of the text."""
@@ -70,12 +65,6 @@ def logits(text: str, kind: str) -> np.ndarray:
     return guesses
 
 
-@lru_cache(maxsize=64)
-def fitting(text: str) -> str:
-    """The whole characters at the beginning that fit into LONGEST bytes."""
-    return text.encode(errors="replace")[:LONGEST].decode(errors="ignore")
-
-
 def named(byte: int) -> str:
     """A byte in words: "the space", "'a'", "byte C3"."""
     return "the space" if byte == 32 else repr(chr(byte)) if 32 < byte < 127 else f"byte {byte:02X}"
@@ -89,7 +78,7 @@ def masked_labels(ids: np.ndarray, mask: str, mark: int) -> np.ndarray:
 
 def compute(text: str, model: str, mask: str, mark: int, shifts: int) -> Result:
     """The loss of every label that a position `shifts` before it predicts, and their mean over those not masked."""
-    read = fitting(text)
+    read = fitting(text, LONGEST)
     ids = np.array(list(read.encode()))
     says = logits(read, model)
     marked = min(mark, len(ids) - 1)

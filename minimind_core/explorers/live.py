@@ -25,8 +25,8 @@ from torch import nn
 
 from ..training import Record, Trainer
 from . import style
-from .attention import drawable
 from .shell import Explorer, Result
+from .texts import drawable
 
 PAUSE = 0.3  # seconds between two pictures; training waits for each
 LOOKS = ("after", "key", "value", "norm")  # of the models, in their order

@@ -12,10 +12,11 @@ from matplotlib.patches import Rectangle
 from ..generation import evaluating
 from ..microscope import intermediates
 from ..model import MiniMindForCausalLM
-from ..toy import CONFIGS, toy_model
+from ..toy import CONFIGS
 from . import style
-from .attention import LONGEST, drawable, fitting, named
+from .attention import LONGEST, named
 from .shell import Explorer, Result, Slider, Text
+from .texts import drawable, fitting, model
 
 CONFIG = CONFIGS["moe"]
 KINDS = ("letters", "digits", "spaces", "others")
@@ -37,25 +38,18 @@ PRESETS = {
 STILLS = {"words": PRESETS["words"]}
 
 
-@lru_cache(maxsize=1)
-def model() -> MiniMindForCausalLM:
-    """The trained model, loaded once."""
-    return toy_model("moe")
-
-
-def routes_of(model: MiniMindForCausalLM, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """The first choice of every layer and byte [layer, byte], and the probabilities [layer, byte, expert]."""
+def routes_of(model: MiniMindForCausalLM, text: str) -> np.ndarray:
+    """[layer, byte, expert]: every router's probabilities."""
     device = model.model.embed_tokens.weight.device
     with evaluating(model):
         seen = intermediates(model, torch.tensor([list(text.encode())], device=device))
-    probs = np.stack([value[0].numpy(force=True) for path, value in seen if path.endswith("gate.probs")])
-    return probs.argmax(axis=-1), probs
+    return np.stack([value[0].numpy(force=True) for path, value in seen if path.endswith("gate.probs")])
 
 
 @lru_cache(maxsize=32)
-def routes(text: str) -> tuple[np.ndarray, np.ndarray]:
+def routes(text: str) -> np.ndarray:
     """Those of the trained toy model."""
-    return routes_of(model(), text)
+    return routes_of(model("moe"), text)
 
 
 def kind(byte: int) -> int:
@@ -66,8 +60,9 @@ def kind(byte: int) -> int:
 
 def compute(text: str, layer: int, position: int, routes: Callable = routes) -> Result:
     """Where each byte goes, how sure the router is at `position`, and what kind of byte each expert gets."""
-    read = fitting(text)
-    expert, probs = routes(read)
+    read = fitting(text, LONGEST)
+    probs = routes(read)
+    expert = probs.argmax(axis=-1)  # the first choice
     data, experts = list(read.encode()), probs.shape[-1]
     place = min(position, len(data) - 1)
     table = np.zeros((len(KINDS), experts), dtype=int)

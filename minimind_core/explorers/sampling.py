@@ -11,8 +11,8 @@ from matplotlib.patches import Rectangle
 
 from ..generation import keep_top_k, keep_top_p, penalize_repetition
 from . import style
-from .attention import drawable, model
 from .shell import Explorer, Result, Slider, Text, linear
+from .texts import drawable, model
 
 TEXTS, BYTES, SLICE = 6, 32, 2  # bytes of each text, and how many are written before a picture
 BARS, VOCAB = 24, 256  # the bar behind them is all the rest

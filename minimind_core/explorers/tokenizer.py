@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from ..bpe import count_pairs, merge, most_frequent, pre_tokenize, vocabulary
 from . import style
-from .attention import drawable
 from .shell import Explorer, Result, Slider, Text, Toggle
+from .texts import drawable, fitting
 
 # The merges are learned from this text, when the explorer is first shown. Written for it, so they are the same for all.
 TEXT = """\
@@ -103,12 +103,6 @@ def found(pieces: list[list[int]], pair: tuple[int, int]) -> list[int]:
     return places
 
 
-@lru_cache(maxsize=64)
-def fitting(text: str) -> str:
-    """The whole characters at the beginning that fit into LONGEST bytes."""
-    return text.encode(errors="replace")[:LONGEST].decode(errors="ignore")
-
-
 def kind(token: bytes) -> str:
     """ "byte", "merged", or "half" for a token that is no whole character."""
     try:
@@ -135,7 +129,7 @@ def named(token: bytes) -> str:
 
 def compute(text: str, merges: int, cut: bool) -> Result:
     """The tokens after so many merges and after all; how their number falls; the merges to come."""
-    read, known = fitting(text), tokens(cut)
+    read, known = fitting(text, LONGEST), tokens(cut)
     path = steps(read, cut)
     pieces = [pieces for rank, pieces in path if rank < merges][-1]
     ids, last = list(chain(*pieces)), list(chain(*path[-1][1]))
