@@ -53,13 +53,12 @@ help:  ## this list
 
 # ---------------------------------------------------------------- the environment
 
-$(VENV)/lab.stamp: requirements.txt pyproject.toml | $(BIN)/python
+$(VENV)/lab.stamp: requirements.txt pyproject.toml .jupyter/overrides.json .jupyter/jupyter_server_config.py | $(BIN)/python
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install "$$(grep '^torch==' requirements.txt)" --index-url $(TORCH_INDEX))
 	$(BIN)/python -m pip install -r requirements.txt -e .
-	@mkdir -p $(VENV)/share/jupyter/lab/settings
-	@printf '%s\n' '{"@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},' \
-	  ' "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
-	  > $(VENV)/share/jupyter/lab/settings/overrides.json
+	@mkdir -p $(VENV)/share/jupyter/lab/settings $(VENV)/etc/jupyter
+	@cp .jupyter/overrides.json $(VENV)/share/jupyter/lab/settings
+	@cp .jupyter/jupyter_server_config.py $(VENV)/etc/jupyter
 	@touch $@
 
 $(VENV)/test.stamp: tests/requirements.txt $(VENV)/lab.stamp

@@ -445,6 +445,7 @@ TRAINER = part(
     ("interrupted anywhere", "with postponed_interrupt():", "with nullcontext():"),
     ("evaluation weighs batches", "sums = [sums[0] + loss.item() * tokens, sums[1] + tokens]",
      "sums = [sums[0] + loss.item(), sums[1] + 1]"),
+    ("padding is load", 'return {"attention_mask": before_last_label(labels)} if mixture else {}', "return {}"),
     ("bfloat16 scaled too", 'enabled=settings.dtype == "float16"', 'enabled=settings.dtype != "float32"'),
 )  # fmt: skip
 
@@ -506,6 +507,9 @@ COMMAND = part(
     "",
     ("log twice", 'if line.endswith("}") and json.loads(line)["step"] <= trainer.step]', 'if line.endswith("}")]'),
     ("every stop an interrupt", "return 128 + trainer.stop", "return 130"),
+    ("learned weights not loaded", 'from_pretrained(options["start"], config) if begins else', ""),
+    ("resuming needs the folder of --from", "    if options.resume:\n        return MiniMindConfig",
+     "    if False:\n        return MiniMindConfig"),
 )  # fmt: skip
 
 DATA = part(

@@ -182,11 +182,15 @@ def test_wrong_models_and_samples_name_the_number():
 
 
 def reference_gradient(trainer: Trainer, indices: list[list[int]]) -> tuple[float, torch.Tensor]:
-    """Of one update: the mean over all its labels, in one graph, from the logits; and the load-balancing loss."""
+    """Of one update: the mean over all its labels, in one graph, from the logits; and the load-balancing loss, of the
+    tokens up to each row's last label."""
     losses, aux, tokens = [], 0.0, [0] * len(indices)
     for j, micro_batch in enumerate(indices):
         ids, labels = (torch.stack([SAMPLES[i][k] for i in micro_batch]) for k in (0, 1))
-        output = trainer.model(ids)
+        needed = torch.zeros_like(ids)
+        for row, targets in zip(needed, labels.tolist(), strict=True):
+            row[: max(i for i, target in enumerate(targets) if target != -100) + 1] = 1
+        output = trainer.model(ids, attention_mask=needed)
         chosen = output.logits[:, :-1].log_softmax(-1)
         for row, targets in zip(chosen, labels[:, 1:], strict=True):
             for position, target in enumerate(targets.tolist()):
@@ -212,6 +216,30 @@ def test_the_gradient_of_an_update_is_that_of_the_mean_over_its_labels(kind):
         assert record.loss == pytest.approx(loss, rel=1e-6) and (record.aux_loss > 0) == (kind == "moe")
         assert (gradient(trainer) - expected).norm() < 1e-6 * expected.norm()
         assert record.gradient_norm == pytest.approx(expected.norm().item(), rel=1e-5)
+
+
+def test_padding_changes_neither_loss_nor_load():
+    """The same samples, with a row of other ids behind the last label: gradients are equal, the router's too."""
+
+    def padded(pad: int, extra: int) -> list:
+        return [
+            (torch.cat([ids[:9], torch.full((extra,), pad)]), torch.cat([labels[:9], torch.full((extra,), -100)]))
+            for ids, labels in make_samples(4, labeled=[3, 8, 5, 2])
+        ]
+
+    runs = []
+    for pad, extra in ((1, 0), (2, 3), (3, 40)):
+        trainer = make_trainer(MOE, samples=padded(pad, extra), clip=None, epochs=1)
+        runs.append((next(trainer.run()), gradient(trainer)))
+    for record, grad in runs[1:]:
+        assert record.loss == pytest.approx(runs[0][0].loss, rel=1e-6)
+        assert record.aux_loss == pytest.approx(runs[0][0].aux_loss, rel=1e-6) and record.aux_loss > 0
+        assert (grad - runs[0][1]).norm() < 1e-5 * grad.norm()
+
+
+def test_the_last_label_ends_what_counts():
+    labels = torch.tensor([[-100, 5, -100, 6, -100], [-100, -100, -100, -100, -100], [1, 2, 3, 4, 5]])
+    assert batches.before_last_label(labels).tolist() == [[True] * 4 + [False], [False] * 5, [True] * 5]
 
 
 def test_labels_are_counted_after_the_shift():

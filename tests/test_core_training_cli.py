@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from minimind_core import MiniMindConfig, MiniMindForCausalLM
+from minimind_core.data import Samples
 from minimind_core.pretrained import from_pretrained
 from minimind_core.tokenizer import ByteTokenizer, Tokenizer
 from minimind_core.training import Trainer
@@ -284,6 +287,101 @@ def test_chats_are_trained_on_unpacked(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "9 conversations used, 1 left out" in error and "8 samples of 64 tokens and 1 held out" in error
     assert read_log(tmp_path / "out")[0]["tokens"] < 3 * 63
+
+
+# ---------------------------------------------------------------- weights that have learned
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A small mixture of experts, trained on texts, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("learned")
+    (folder / "texts.txt").write_text("\n\n".join(TEXTS), encoding="utf-8")
+    os.environ["MINIMIND_DEVICE"] = "cpu"
+    options = ("--tokenizer", "train:300", "--steps", "30", "--learning-rate", "0.01", "--experts", "2")
+    assert train(folder / "out", str(folder / "texts.txt"), *options) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def chats(tmp_path) -> str:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The cat sat on the mat."}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"conversations": chat}) + "\n") * 9)
+    return str(tmp_path / "chats.jsonl")
+
+
+CHAT = ["--no-packed", "--length", "64", "--steps", "4", "--accumulation", "2", "--batch-size", "2", "--held-out", "0"]
+
+
+def test_a_run_can_start_from_weights_that_have_learned(learned, chats, tmp_path, monkeypatch):
+    start, out = tmp_path / "start", tmp_path / "out"
+    shutil.copytree(learned, start)
+    chat = ["--data", chats, "--dropout", "0.1", *CHAT]
+    assert main(["--out", str(tmp_path / "new"), "--data", chats, *SMALL, *CHAT, "--tokenizer", str(start)]) == 0
+    with monkeypatch.context() as patch:
+        at_micro_batch(patch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert main(["--out", str(out), "--from", str(start), *chat]) == 130
+    shutil.rmtree(start)  # to go on, the folder of the run is enough
+    assert main(["--out", str(out), "--resume"]) == 0
+    assert read_log(out)[0]["loss"] < read_log(tmp_path / "new")[0]["loss"] - 0.5
+    assert (out / "tokenizer.json").read_bytes() == (learned / "tokenizer.json").read_bytes()
+    unstopped = tmp_path / "unstopped"
+    assert main(["--out", str(unstopped), "--from", str(learned), *chat]) == 0
+    assert (out / "model.safetensors").read_bytes() == (unstopped / "model.safetensors").read_bytes()
+    config = from_pretrained(out).config
+    assert (config.num_experts, config.router_gradient, config.dropout) == (2, "straight_through", 0.1)
+
+
+def test_the_first_loss_is_that_of_the_weights(learned, chats, tmp_path):
+    options = [
+        "--no-packed",
+        "--length",
+        "64",
+        "--steps",
+        "1",
+        "--batch-size",
+        "9",
+        "--held-out",
+        "0",
+        "--dropout",
+        "0",
+    ]
+    assert main(["--out", str(tmp_path / "out"), "--from", str(learned), "--data", chats, *options]) == 0
+    samples = Samples.from_file(chats, Tokenizer.load(learned), 64)
+    expected = Trainer(from_pretrained(learned), samples).evaluate(samples)
+    assert read_log(tmp_path / "out")[0]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_single_file_of_weights_can_be_the_start(chats, learned, tmp_path):
+    torch.manual_seed(0)
+    model = MiniMindForCausalLM(MiniMindConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1))
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    options = ["--from", str(tmp_path / "weights.pth"), "--data", chats, *CHAT, "--learning-rate", "1e-9"]
+    with pytest.warns(UserWarning, match="comes without a config"):
+        assert main(["--out", str(tmp_path / "out"), "--tokenizer", str(learned), *options]) == 0
+    weights = from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.allclose(value, weights[name], atol=1e-6) for name, value in model.state_dict().items())
+
+
+def test_what_does_not_fit_the_start_is_said(learned, tmp_path, capsys):
+    def refused(*options: str) -> str:
+        assert main(["--out", str(tmp_path / "out"), *options]) == 2
+        return capsys.readouterr().err
+
+    assert "neither a folder nor a file" in refused("--from", str(tmp_path / "nowhere"))
+    error = refused("--from", str(learned), "--layers", "2", "--experts", "4")
+    assert "its own num_hidden_layers, num_experts; leave these options out" in error
+    error = refused("--from", str(learned), "--tokenizer", "train:400")
+    assert "the weights of --from know their own tokens" in error
+    assert "has vocab_size 300, bytes are 256" in refused("--from", str(learned), "--tokenizer", "bytes")
+    Tokenizer.train(TEXTS, 310).save(tmp_path)
+    assert "but the tokenizer has 310 tokens" in refused("--from", str(learned), "--tokenizer", str(tmp_path))
+
+
+def test_a_model_that_cannot_be_written_is_refused_before_it_is_trained(data, tmp_path, capsys):
+    (tmp_path / "shared.json").write_text(json.dumps({"use_moe": True, "n_shared_experts": 1}))
+    assert train(tmp_path / "out", data, "--config", str(tmp_path / "shared.json")) == 2
+    assert "it has 1 shared experts in each layer" in capsys.readouterr().err
 
 
 def test_several_files_make_one_run(tmp_path, data, capsys):

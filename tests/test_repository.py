@@ -9,8 +9,11 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from traitlets.config import Config
 
 pytest_plugins = ["pytester"]
 
@@ -131,12 +134,26 @@ def test_old_python_is_named_with_the_fix(tmp_path):
     old.chmod(0o755)
     for name in ("Makefile", "requirements.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / ".jupyter", tmp_path / ".jupyter")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     environment["PATH"] = str(tools)
     done = subprocess.run(["make", "lab"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "need Python 3.11 or newer. Found: python3 (3.9.6)." in done.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+def test_a_kernel_s_messages_are_not_held_back():
+    """The server's file, as Jupyter reads it: connections without Nagle's delay. And make puts it where they look."""
+    config = Config()
+    exec((ROOT / ".jupyter" / "jupyter_server_config.py").read_text(), {"get_config": lambda: config})
+    connection = config.ServerApp.kernel_websocket_connection_class
+    calls = []
+    connected = SimpleNamespace(websocket_handler=SimpleNamespace(set_nodelay=calls.append))
+    with pytest.raises(TypeError):  # the rest is Jupyter's, and needs a kernel
+        connection.connect(connected)
+    assert calls == [True] and issubclass(connection, ZMQChannelsWebsocketConnection)
+    assert "cp .jupyter/jupyter_server_config.py $(VENV)/etc/jupyter\n" in MAKEFILE
 
 
 @pytest.mark.parametrize("ci, outcome", [("true", "failed"), ("", "skipped")])

@@ -10,6 +10,7 @@ import zlib
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.font_manager import fontManager, get_font
 
 KEPT = 2000  # stamps; a hundred pixels by twenty need 24 kB
 
@@ -19,7 +20,18 @@ class StampRenderer(RendererAgg):
 
     def __init__(self, width: int, height: int, dpi: float):
         super().__init__(width, height, dpi)
-        self._stamps = {}
+        self._stamps, self._heights = {}, {}
+
+    def _get_font_height_metrics(self, prop):
+        """(ascent, descent, line gap) of a font in pixels, by its OS/2 table; Text looks here first, for every text."""
+        key = hash(prop)
+        if key not in self._heights:
+            font = get_font(fontManager.findfont(prop))
+            names, table = ("sTypoAscender", "sTypoDescender", "sTypoLineGap"), font.get_sfnt_table("OS/2")
+            scale = prop.get_size_in_points() * self.dpi / 72 / font.units_per_EM
+            ascent, descent, gap = (table[name] * scale for name in names) if table else (None,) * 3
+            self._heights[key] = ascent, descent if descent is None else -descent, gap
+        return self._heights[key]
 
     def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):
         if gc.get_clip_rectangle() is not None or gc.get_clip_path()[0] is not None:

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from ..config import MiniMindConfig
 from ..data import Samples, python_help, read_file
 from ..device import pick_device
 from ..files import write_text
 from ..model import MiniMindForCausalLM, count_parameters
-from ..pretrained import WEIGHTS_FILE, save_pretrained
+from ..pretrained import WEIGHTS_FILE, from_pretrained, save_pretrained
+from ..pretrained_config import CONFIG_FILE, load_config, to_settings
 from ..tokenizer import TOKENIZER_FILE, ByteTokenizer, Tokenizer
-from . import processes
+from . import checkpoint, processes
 from .options import Options, parse
 from .trainer import Record, Trainer
 
@@ -87,16 +89,20 @@ def _prepare(options: Options, device: torch.device) -> tuple[Trainer, Any]:
     if options["save_every"] < 0:
         raise ValueError(f"--save-every is {options['save_every']}; give a number of updates, or 0 for the end only")
     tokenizer = _tokenizer(options)
+    config = options.config(tokenizer, _start_config(options))
+    to_settings(config, torch.float32)  # raises now what save_pretrained could not hold at the end
     samples, held_out = _samples(options, tokenizer)
     torch.manual_seed(settings.seed)
-    model = MiniMindForCausalLM(options.config(tokenizer))
+    begins = options["start"] and not options.resume
+    model = from_pretrained(options["start"], config) if begins else MiniMindForCausalLM(config)
     if options.resume:
         trainer = Trainer.resume(out / CHECKPOINT, samples, held_out, device, model, settings)
     else:
         trainer = Trainer(model, samples, settings, held_out, device)
         if processes.rank() == 0:
-            text = json.dumps(options.given, indent=2) + "\n"
-            write_text(out / OPTIONS, text)
+            if begins and isinstance(tokenizer, Tokenizer):
+                tokenizer.save(out)  # --resume does not need the folder of --from
+            write_text(out / OPTIONS, json.dumps(options.given, indent=2) + "\n")
     say(
         f"{count_parameters(model).total:,} parameters, {len(samples):,} samples of {options['length']} tokens and "
         f"{len(held_out or ()):,} held out; {trainer.steps:,} updates on {device}, processes: {processes.count()}"
@@ -104,12 +110,30 @@ def _prepare(options: Options, device: torch.device) -> tuple[Trainer, Any]:
     return trainer, tokenizer
 
 
+def _start_config(options: Options) -> MiniMindConfig | None:
+    """The config of the weights that --from names, if it does; to resume, OUT has all that is needed."""
+    if not options["start"]:
+        return None
+    if options.resume:
+        return MiniMindConfig(**checkpoint.read(options.out / CHECKPOINT)["identity"]["model"])
+    start = Path(options["start"])
+    return load_config(start) if (start / CONFIG_FILE).is_file() else from_pretrained(start).config
+
+
 def _tokenizer(options: Options) -> Tokenizer | ByteTokenizer:
-    name, out = options["tokenizer"], options.out
-    if name == "bytes":
+    name, out, start = options["tokenizer"], options.out, options["start"]
+    if start and options.resume and (out / TOKENIZER_FILE).is_file():
+        return Tokenizer.load(out)
+    if start and name is None and (Path(start) / TOKENIZER_FILE).is_file():
+        return Tokenizer.load(start)
+    if name in ("bytes", None):
         return ByteTokenizer()
     if not name.startswith("train:"):
         return Tokenizer.load(name)
+    if start:
+        raise ValueError(
+            f"--tokenizer is {name!r}, but the weights of --from know their own tokens; give its tokenizer"
+        )
     if not options.resume and processes.rank() == 0:
         size = name.removeprefix("train:")
         if not size.isdigit():
@@ -156,14 +180,14 @@ def _train(trainer: Trainer, tokenizer: Any, options: Options) -> int:
         trainer.stop = number
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    checkpoint, every = options.out / CHECKPOINT, options["save_every"]
+    file, every = options.out / CHECKPOINT, options["save_every"]
     try:
         with Watch(trainer, options.out / LOG) as watch:
             for record in trainer.run():
                 watch.show(record)
                 if every and record.step % every == 0:
-                    trainer.save(checkpoint)
-        trainer.save(checkpoint)
+                    trainer.save(file)
+        trainer.save(file)
         if trainer.step == trainer.steps:
             if processes.rank() == 0:
                 save_pretrained(trainer.model, options.out)

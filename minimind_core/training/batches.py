@@ -25,6 +25,12 @@ def predicted(labels: torch.Tensor) -> int:
     return int((labels[:, 1:] != IGNORED).sum())
 
 
+def before_last_label(labels: torch.Tensor) -> torch.Tensor:
+    """[batch, length], True up to the last label of each row; what stands behind it, as padding, changes no loss."""
+    learned = labels != IGNORED
+    return learned.flip(-1).cumsum(dim=-1).flip(-1) > 0
+
+
 def collate(samples: Sequence[Sample], indices: Sequence[int]) -> Sample:
     """Some samples as one batch: ids and labels, both [batch, length]. Raises ValueError for unequal lengths."""
     chosen = [samples[i] for i in indices]

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import MiniMindConfig
 from ..pretrained_config import load_config, read_json
+from ..tokenizer import ByteTokenizer
 from .settings import DTYPES, TrainingSettings
 
 SETTINGS = [field.name for field in dataclasses.fields(TrainingSettings)]
@@ -21,8 +22,9 @@ MODEL = {  # the options that shape the model, with their defaults: a few minute
     "dropout": 0.0,
 }
 RUN = {
+    "start": None,
     "data": [],
-    "tokenizer": "bytes",
+    "tokenizer": None,
     "length": 256,
     "packed": True,
     "held_out": 0.05,
@@ -30,7 +32,7 @@ RUN = {
     "deterministic": False,
 }
 DEFAULTS = {**MODEL, **RUN, **TrainingSettings().to_dict(), "evaluate_every": 100}
-ABOUT = """Train a MiniMind, from its first random weights.
+ABOUT = """Train a MiniMind, from its first random weights or, with --from, from weights that have learned.
 
 OUT gets checkpoint.pt (to go on with --resume, bit for bit), log.jsonl (a line per update), and at the end the model
 as transformers reads it: config.json, model.safetensors, and tokenizer.json unless the tokens are bytes.
@@ -65,13 +67,18 @@ def _parser() -> argparse.ArgumentParser:
 
     data = parser.add_argument_group("data")
     add(data, "--data", ".txt or .jsonl files (default: Python's own help pages)", nargs="+", metavar="FILE")
-    add(data, "--tokenizer", "bytes, a path of a tokenizer.json, or train:6400 for a new one of that size", metavar="T")
+    tokenizer = (
+        "bytes, a path of a tokenizer.json, or train:6400 for a new one of that size (default: --from's, else bytes)"
+    )
+    add(data, "--tokenizer", tokenizer, metavar="T")
     add(data, "--length", "tokens of a sample", type=int)
     packed = "texts as one stream, cut into samples without padding; chats need --no-packed (default: --packed)"
     add(data, "--packed", packed, action=argparse.BooleanOptionalAction)
     add(data, "--held-out", "share of the samples that is not trained on; 0: none", type=float)
 
     model = parser.add_argument_group("model")
+    start = "start with the weights of a folder, such as an earlier OUT, or of a file; its tokenizer.json counts too"
+    add(model, "--from", start, "start", metavar="PATH")
     add(model, "--config", "a JSON file with MiniMindConfig's fields, or a config.json; options win", metavar="FILE")
     add(model, "--hidden-size", "width of the residual stream", type=int)
     add(model, "--intermediate-size", "width inside a feed-forward (default: about pi times the hidden size)", type=int)
@@ -112,34 +119,49 @@ class Options:
         values = {name: self[name] for name in SETTINGS}
         return TrainingSettings(**{**values, "clip": values["clip"] or None})
 
-    def config(self, tokenizer: Any) -> MiniMindConfig:
-        """The model's config: --config's, else the defaults; options win; the vocabulary is the tokenizer's."""
+    def config(self, tokenizer: Any, start: MiniMindConfig | None = None) -> MiniMindConfig:
+        """The model's config: `start`, else --config's, else the defaults; options win; the tokenizer's vocabulary.
+
+        start: the config of the weights that --from names, whose shape is fixed.
+        """
         ends = {f"{end}_token_id": getattr(tokenizer, f"{end}_token_id") for end in ("bos", "eos", "pad")}
         ends = {name: token for name, token in ends.items() if token is not None}
         fields = {name: value for name, value in self.given.items() if name in MODEL}
-        if "config" in self.given:
-            config = _read_config(Path(self.given["config"]))
-            if config.vocab_size < tokenizer.vocab_size:
+        source = self["start"] or self.given.get("config")
+        if start:
+            if shape := [name for name in ("config", *MODEL) if name in self.given and name != "dropout"]:
+                raise ValueError(f"the model of --from has its own {', '.join(shape)}; leave these options out")
+            if isinstance(tokenizer, ByteTokenizer) and start.vocab_size > tokenizer.vocab_size:
                 raise ValueError(
-                    f"{self.given['config']} has vocab_size {config.vocab_size}, but the tokenizer has "
-                    f"{tokenizer.vocab_size} tokens; raise vocab_size or take another tokenizer"
+                    f"{source} has vocab_size {start.vocab_size}, bytes are {tokenizer.vocab_size}; give the "
+                    f"tokenizer.json of these weights to --tokenizer"
                 )
+            config = start
+        elif source:
+            config = _read_config(Path(source))
         else:
             config, fields = MiniMindConfig(vocab_size=tokenizer.vocab_size, **ends), {**MODEL, **fields}
+        if config.vocab_size < tokenizer.vocab_size:
+            raise ValueError(
+                f"{source} has vocab_size {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; "
+                f"raise vocab_size or take another tokenizer"
+            )
         experts = fields.pop("num_experts", None)
         if experts is not None and experts < 0:
             raise ValueError(f"--experts is {experts}; give 0 for a dense model, or the number of experts")
-        if experts:  # a router that learns also when each token visits one expert; the outputs are the same
-            fields |= {"use_moe": True, "num_experts": experts, "router_gradient": "straight_through"}
+        if experts:
+            fields |= {"use_moe": True, "num_experts": experts}
         elif experts == 0:
             fields["use_moe"] = False
+        if experts or start:  # a router that learns, also when each token visits one expert
+            fields["router_gradient"] = "straight_through"  # the outputs are the same
         return config.replace(**ends, **fields)
 
 
 def parse(arguments: list[str] | None = None) -> Options:
     """Read the command line. Exits with code 2 and the usage if it cannot be read."""
     given = vars(_parser().parse_args(arguments))
-    for name in ("config", "tokenizer"):
+    for name in ("config", "start", "tokenizer"):
         if name in given and given[name] != "bytes" and not given[name].startswith("train:"):
             given[name] = str(Path(given[name]).resolve())
     if "data" in given:

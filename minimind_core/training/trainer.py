@@ -15,7 +15,7 @@ from ..config import MiniMindConfig
 from ..device import pick_device
 from ..model import MiniMindForCausalLM
 from . import checkpoint, processes
-from .batches import Batches, Group, Sample, collate, derived_seed, predicted
+from .batches import Batches, Group, Sample, before_last_label, collate, derived_seed, predicted
 from .interrupts import postponed_interrupt
 from .schedule import cosine_learning_rate, parameter_groups
 from .settings import DTYPES, TrainingSettings
@@ -46,7 +46,8 @@ class Trainer:
 
     The gradient of an update is that of the mean over all labels of its micro-batches, however unevenly these are
     spread: each micro-batch weighs as much as its share of the labels. (A mean of the micro-batches' means would weigh
-    a label in a short text more than one in a long text.) The load-balancing loss is weighed the same way.
+    a label in a short text more than one in a long text.) The load-balancing loss is weighed the same way; it counts
+    the tokens of each row up to its last label, not the padding behind.
 
     Random numbers are a function of the settings' seed and the place in the run, so a run that stops and goes on is
     the run that never stopped, bit for bit: on a CPU with the same number of threads, on a GPU under
@@ -151,11 +152,16 @@ class Trainer:
         # whether to sum the gradients is decided in forward, so the flag comes first
         with self._seeded(), nullcontext() if ends or self.parallel is self.model else self.parallel.no_sync():
             with self._autocast():
-                output = self.parallel(ids, labels=labels)
+                output = self.parallel(ids, labels=labels, **self._counted(labels))
             loss = share * (output.loss + output.aux_loss)
             loss = processes.count() * loss  # DistributedDataParallel takes the mean; the sum is wanted
             self.scaler.scale(loss).backward()
         self.sums += share * torch.stack([output.loss, output.aux_loss]).detach()
+
+    def _counted(self, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """For a mixture of experts: padding is not part of the load."""
+        mixture = getattr(getattr(self.model, "config", None), "use_moe", False)
+        return {"attention_mask": before_last_label(labels)} if mixture else {}
 
     def _update(self) -> Record:
         loss, aux_loss = processes.add(*self.sums.tolist())
