@@ -39,6 +39,22 @@ def mean_of(losses, counted):
     return losses[counted].sum() / counted.sum().clamp(min=1)
 
 
+def loss_and_gradient(candidate, logits, labels):
+    """The loss, and the gradient that it sends back to the logits. None where there is none, or nothing to predict,
+    or where its digits are too few to be compared."""
+    start = logits.clone().requires_grad_()
+    handed = start * 1  # not a leaf, as in a model
+    loss = candidate(handed, labels)
+    logits.copy_(handed.detach())  # so that a change in place is seen
+    if loss is None or loss is ...:
+        return loss
+    grad = None
+    compared = logits.dtype == torch.float32 and (labels[:, 1:] != IGNORED).any()
+    if compared and torch.is_tensor(loss) and loss.numel() == 1 and loss.requires_grad:
+        (grad,) = torch.autograd.grad(loss, start, allow_unused=True)
+    return loss, grad
+
+
 COPY = torch.zeros(1, 4, 3)  # knows the next token of 0 1 2 0
 COPY[0, torch.arange(3), torch.tensor([1, 2, 0])] = 3.0
 
@@ -47,6 +63,8 @@ loss = Exercise(
     title="The loss: one shift, logsumexp minus the label's logit, the mean over what is labeled",
     signature="shifted_cross_entropy(logits, labels)",
     reference=loss_reference,
+    call=loss_and_gradient,
+    returns=("loss", "gradient of the logits"),
     cases=[
         case("two tokens, one prediction", torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]), ids([0, 1])),
         case("three tokens", torch.tensor([[[1.0, 0.0, 2.0], [0.0, 3.0, 1.0], [4.0, 0.0, 0.0]]]), ids([0, 2, 1])),
@@ -328,6 +346,32 @@ def zero_left_out(logits, labels):
     return mean_of(losses, labels[:, 1:] > 0)
 
 
+@loss.mutant(
+    "the loss sends no gradient back to the logits",
+    "the number is right, but nothing can be trained with it. .detach(), .item(), torch.tensor(...) and "
+    "torch.no_grad() cut the way back.",
+    "right for a loss that is only shown or logged.",
+)
+def gradient_lost(logits, labels):
+    return loss_reference(logits, labels).detach()
+
+
+@loss.mutant(
+    "the batch was flattened before the shift",
+    "the last position of each text is then asked for the first token of the next text. Shift along seq first.",
+)
+def flattened_first(logits, labels):
+    return loss_reference(logits.flatten(0, 1)[None], labels.flatten()[None])
+
+
+@loss.mutant(
+    "F.cross_entropy was given [batch, seq, vocab]",
+    "it takes the second axis for the vocabulary. Flatten logits to [tokens, vocab] and labels to [tokens].",
+)
+def not_flattened(logits, labels):
+    return torch.nan_to_num(torch.nn.functional.cross_entropy(logits[:, :-1].float(), labels[:, 1:]))
+
+
 # 2. answer_labels ----------------------------------------------------------------------------------------------------
 
 
@@ -507,6 +551,25 @@ def joined_by_or(ids, prompt_length, pad_id):
     return torch.where(prompt or (ids == pad_id), IGNORED, ids)
 
 
+@answer.mutant(
+    "prompt_length stands in a slice, as if it were one number",
+    "it holds one length for each row. Compare the places 0, 1, 2, ... with prompt_length[:, None], or go row by row.",
+)
+def length_in_a_slice(ids, prompt_length, pad_id):
+    labels = torch.where(ids == pad_id, IGNORED, ids)
+    labels[:, :prompt_length] = IGNORED
+    return labels
+
+
+@answer.mutant(
+    "only places that are prompt and padding at once are masked",
+    "either is enough: join the two by |, not by &.",
+)
+def joined_by_and(ids, prompt_length, pad_id):
+    prompt = torch.arange(ids.shape[1]) < prompt_length[:, None]
+    return torch.where(prompt & (ids == pad_id), IGNORED, ids)
+
+
 # 3. batch_loss -------------------------------------------------------------------------------------------------------
 
 
@@ -628,6 +691,22 @@ def last_one(losses, counts):
 def each_at_least_one(losses, counts):
     counts = counts.clamp(min=1)
     return (losses * counts).sum() / counts.sum()
+
+
+@weighted.mutant(
+    "the division is a whole one",
+    "// cuts off what stands behind the point. A loss is no whole number: divide by /.",
+)
+def whole_division(losses, counts):
+    return (losses * counts).sum() // counts.sum().clamp(min=1)
+
+
+@weighted.mutant(
+    "the shares are averaged, not added up",
+    "the shares of the micro-batches sum to 1 already: their parts of the loss are added.",
+)
+def mean_of_parts(losses, counts):
+    return (losses * counts / counts.sum().clamp(min=1)).mean()
 
 
 # 4. perplexity -------------------------------------------------------------------------------------------------------
@@ -771,6 +850,22 @@ def token_before(logits, ids):
 )
 def softmax_first(logits, ids):
     return own_losses(logits.softmax(dim=-1), ids).mean().exp()
+
+
+@perplexity.mutant(
+    "it is e to the power of a loss in bits",
+    "base and logarithm belong together: exp with ln, or 2 with the logarithm to base 2.",
+)
+def exp_of_bits(logits, ids):
+    return (own_losses(logits, ids) / math.log(2)).mean().exp()
+
+
+@perplexity.mutant(
+    "there is one number for each token: the mean is missing",
+    "perplexity is one number for the whole text: first the mean of the losses, then exp.",
+)
+def one_for_each(logits, ids):
+    return own_losses(logits, ids).exp()
 
 
 EXERCISES = [loss, answer, weighted, perplexity]

@@ -219,6 +219,22 @@ def over_the_batch(logits, p):
     return logits.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), NEVER)
 
 
+@top_p.mutant(
+    "it is the likely tokens that were dropped",
+    "the mask is upside down: what is behind the token that crosses p becomes minus infinity, and the others stay.",
+)
+def likely_dropped(logits, p):
+    return logits.masked_fill(~top_p_reference(logits, p).isinf(), NEVER)
+
+
+@top_p.mutant(
+    "logarithms of new probabilities are returned, not the logits that were given",
+    "what stays keeps its number. The softmax of the next step shares out the mass by itself.",
+)
+def log_softmax_returned(logits, p):
+    return top_p_reference(logits, p).log_softmax(dim=-1)
+
+
 # 2. penalize ---------------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +387,46 @@ def any_text(logits, ids, penalty):
 )
 def forbidden(logits, ids, penalty):
     return logits.masked_fill(seen_in(logits, ids) & (penalty != 1), NEVER)
+
+
+@penalize.mutant(
+    "only positive logits are penalized",
+    "a token with a negative logit was written as well. Below 0, multiply: it becomes more negative.",
+)
+def only_positive(logits, ids, penalty):
+    return torch.where(seen_in(logits, ids) & (logits > 0), logits / penalty, logits)
+
+
+@penalize.mutant(
+    "only negative logits are penalized",
+    "a token with a positive logit was written as well. Above 0, divide.",
+)
+def only_negative(logits, ids, penalty):
+    return torch.where(seen_in(logits, ids) & (logits < 0), logits * penalty, logits)
+
+
+@penalize.mutant(
+    "the newest token is left out",
+    "all of ids counts, to its last column; a word said twice in a row is the plainest repetition.",
+)
+def newest_left_out(logits, ids, penalty):
+    return penalize_reference(logits, ids[:, :-1], penalty)
+
+
+@penalize.mutant(
+    "only the logits of the written tokens are returned",
+    "gather takes them out: [batch, seq]. Put them back to their places, [batch, vocab]: scatter.",
+)
+def written_alone(logits, ids, penalty):
+    return penalize_reference(logits, ids, penalty).gather(-1, ids)
+
+
+@penalize.mutant(
+    "nothing is penalized",
+    "logits.scatter(...) changes nothing, it returns a new tensor: return that one.",
+)
+def thrown_away(logits, ids, penalty):
+    return logits.clone()
 
 
 # 3. pick -------------------------------------------------------------------------------------------------------------
@@ -540,6 +596,22 @@ def probability(probs, u):
 )
 def own_chance(probs, u):
     return torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(7))[:, 0]
+
+
+@pick.mutant(
+    "argmax was given True and False",
+    "PyTorch's argmax takes numbers only: .int() first. Of several ones it finds the first.",
+)
+def argmax_of_bool(probs, u):
+    return (probs.cumsum(dim=-1) > u[:, None]).argmax(dim=-1)
+
+
+@pick.mutant(
+    "the sums above u were counted, not those up to u",
+    "the tokens that lie wholly before u are the ones to be passed over: their number is the token.",
+)
+def counted_above(probs, u):
+    return (probs.cumsum(dim=-1) > u[:, None]).sum(dim=-1).clamp(max=probs.shape[-1] - 1)
 
 
 # 4. draw_text --------------------------------------------------------------------------------------------------------
@@ -785,6 +857,25 @@ def last_fed(model, ids, draws, temperature, stop):
     return longer, fed + (longer[0, -1].item() != stop)
 
 
+@draw_text.mutant(
+    "pick was given one number without an axis",
+    "draws[i] is a tensor without axes, and pick wants one number for each row, [batch]: draws[i : i + 1].",
+)
+def number_without_axis(model, ids, draws, temperature, stop):
+    logits = model(ids).logits[:, -1]
+    if temperature == 0:
+        return draw_text_reference(model, ids, draws, temperature, stop)
+    return pick_reference((logits / temperature).softmax(dim=-1), draws[0]), 0
+
+
+@draw_text.mutant(
+    "the new token was put behind ids without its axis of seq",
+    "the token is [batch], ids is [batch, seq]: token[:, None] is one more column.",
+)
+def token_without_axis(model, ids, draws, temperature, stop):
+    return torch.cat([ids, model(ids).logits[:, -1].argmax(dim=-1)], dim=1), 0
+
+
 # 5. whole ------------------------------------------------------------------------------------------------------------
 
 
@@ -955,6 +1046,15 @@ def without_the_broken(data):
 )
 def counted_after_replacing(data):
     return len(codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data).encode())
+
+
+@whole.mutant(
+    "the bytes were decoded, and half a character stops that with an error",
+    'half a character is no text yet, and .decode() refuses it. errors="ignore" or "replace" go on, and so does an '
+    "incremental decoder of codecs, which keeps what is incomplete.",
+)
+def strict(data):
+    return len(data.decode().encode())
 
 
 EXERCISES = [top_p, penalize, pick, draw_text, whole]

@@ -164,6 +164,22 @@ def downhill(ids, grad, vocab):
     return -embedding_gradient_reference(ids, grad, vocab)
 
 
+@embedding_gradient.mutant(
+    "ids is not flattened for index_add",
+    "its index is a list of rows, one axis. ids is [batch, seq] here: ids.reshape(-1), grad.reshape(-1, hidden).",
+)
+def not_flattened(ids, grad, vocab):
+    return grad.new_zeros(vocab, grad.shape[-1]).index_add(0, ids, grad)
+
+
+@embedding_gradient.mutant(
+    "the one-hot matrix holds whole numbers, and grad holds floats",
+    "F.one_hot gives int64, and PyTorch multiplies matrices of one type only: .to(grad.dtype) first.",
+)
+def one_hot_of_whole_numbers(ids, grad, vocab):
+    return F.one_hot(ids, vocab).reshape(-1, vocab).T @ grad.reshape(-1, grad.shape[-1])
+
+
 # 2. tied_gradient ----------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +387,43 @@ def overflow(weight, ids, targets):
 def log_probabilities(weight, ids, targets):
     d_logits = (F.log_softmax(weight[ids] @ weight.T, dim=-1) - F.one_hot(targets, len(weight))) / len(ids)
     return by_hand(weight, ids, targets, d_logits)
+
+
+@tied_gradient.mutant(
+    "F.one_hot(targets) is as wide as the largest target, not as the vocabulary",
+    "it stops at the largest number that it meets. Its second argument says how many columns there are: len(weight).",
+)
+def one_hot_too_narrow(weight, ids, targets):
+    return by_hand(weight, ids, targets, (F.softmax(weight[ids] @ weight.T, dim=-1) - F.one_hot(targets)) / len(ids))
+
+
+@tied_gradient.mutant(
+    "from_head is transposed: [hidden, vocab]",
+    "a gradient has the shape of its matrix, [vocab, hidden]: d_logits [n, vocab] is the one to be turned around.",
+)
+def head_transposed(weight, ids, targets):
+    from_embedding, from_head, total = tied_gradient_reference(weight, ids, targets)
+    return from_embedding, from_head.T, total
+
+
+@tied_gradient.mutant(
+    "from_embedding has one row for each token of the text, not for each of the vocabulary",
+    "d_logits @ weight is what comes back to the places that were looked up, [n, hidden]. Add it to their rows, as in "
+    "the exercise before.",
+)
+def not_spread(weight, ids, targets):
+    _, from_head, total = tied_gradient_reference(weight, ids, targets)
+    d_logits = (F.softmax(weight[ids] @ weight.T, dim=-1) - F.one_hot(targets, len(weight))) / len(ids)
+    return d_logits @ weight, from_head, total
+
+
+@tied_gradient.mutant(
+    "the head's 1/n is missing",
+    "both ends start from the same d_logits, and the mean over the n tokens is in it: divide it once, before both.",
+)
+def head_summed(weight, ids, targets):
+    from_embedding, from_head, _ = tied_gradient_reference(weight, ids, targets)
+    return from_embedding, len(ids) * from_head, from_embedding + len(ids) * from_head
 
 
 # 3. optimizer_groups -------------------------------------------------------------------------------------------------
@@ -582,6 +635,32 @@ def matrix_left_out(model, weight_decay):
     return split(model, weight_decay, is_matrix, named)
 
 
+@optimizer_groups.mutant(
+    "the decay is 0.1, whatever weight_decay says",
+    "the number is a setting of the run: use the argument.",
+)
+def decay_fixed(model, weight_decay):
+    return split(model, 0.1, is_matrix)
+
+
+@optimizer_groups.mutant(
+    "the norms are in both groups",
+    "AdamW refuses a Parameter that it meets twice. The first group is for matrices only: parameter.ndim > 1.",
+)
+def norms_in_both(model, weight_decay):
+    groups = split(model, weight_decay, is_matrix)
+    return [{"params": list(model.parameters()), "weight_decay": weight_decay}, groups[1]]
+
+
+@optimizer_groups.mutant(
+    "the groups hold copies, or `.data`, and no Parameters",
+    "a gradient arrives at the Parameter itself. What .data, .detach() or .clone() gives is never trained.",
+)
+def not_themselves(model, weight_decay):
+    named = [(name, parameter.data) for name, parameter in model.named_parameters()]
+    return split(model, weight_decay, is_matrix, named)
+
+
 # 4. load_tied --------------------------------------------------------------------------------------------------------
 
 
@@ -609,7 +688,7 @@ def load_tied_reference(model, weights):
 
 
 def load_and_look(candidate: Callable, embedding: torch.Tensor | None, head: torch.Tensor | None, meta: bool) -> tuple:
-    """Build a tied model, load, and return what became of it. Two different matrices: was it a ValueError?"""
+    """Build a tied model, load, and return what became of it. Both names there: was it a ValueError?"""
     weights = {name: value for name, value in (("embed.weight", embedding), ("head.weight", head)) if value is not None}
     vocab, hidden = next(iter(weights.values())).shape
     with torch.device("meta" if meta else torch.get_default_device()):
@@ -620,9 +699,10 @@ def load_and_look(candidate: Callable, embedding: torch.Tensor | None, head: tor
     try:
         returned = candidate(model, weights)
     except Exception as error:
-        if not different or isinstance(error, NotImplementedError):
+        refused = isinstance(error, ValueError) and len(weights) == 2
+        if isinstance(error, NotImplementedError) or not (different or refused):
             raise
-        if isinstance(error, ValueError):
+        if refused:
             nothing = torch.zeros(vocab, hidden)
             return 1, 0, 0, 0, nothing, nothing, 0
         words = f"the two matrices differ, and ValueError is wanted. It raised {type(error).__name__}: {error}"
@@ -774,6 +854,25 @@ def no_assign(model, weights):
     refuse_different(weights)
     if not model.embed.weight.is_meta:
         load_tied_reference(model, weights)
+
+
+@load_tied.mutant(
+    "load_state_dict was given the file as it is, and the file has one name of the two",
+    "the model has two names for its matrix, and load_state_dict asks for both. Hand it the one matrix under both.",
+)
+def as_it_is(model, weights):
+    refuse_different(weights)
+    model.load_state_dict(weights, assign=True)
+    model.head.weight = model.embed.weight
+
+
+@load_tied.mutant(
+    "embed.weight is taken to be in every file",
+    "some files have the matrix as head.weight only. Ask which name is there: `in`, or .get.",
+)
+def embed_in_every_file(model, weights):
+    refuse_different(weights)
+    load_tied_reference(model, {"embed.weight": weights["embed.weight"]})
 
 
 EXERCISES = [embedding_gradient, tied_gradient, optimizer_groups, load_tied]

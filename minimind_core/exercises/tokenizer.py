@@ -136,6 +136,49 @@ def shares(ids):
     return {pair: n / (len(ids) - 1) for pair, n in Counter(pairwise(ids)).items()}
 
 
+@count.mutant(
+    "the pair behind the last token was asked for",
+    "ids[i + 1] does not exist for the last i. n tokens have n - 1 pairs: range(len(ids) - 1).",
+)
+def beyond_the_end(ids):
+    counts = {}
+    for i in range(len(ids)):
+        pair = (ids[i], ids[i + 1])
+        counts[pair] = counts.get(pair, 0) + 1
+    return counts
+
+
+@count.mutant(
+    "a pair that was not met before has no count to add to",
+    "counts[pair] += 1 reads the old count first, and there is none. counts.get(pair, 0) gives 0 then; so do Counter "
+    "and defaultdict(int).",
+)
+def no_first_count(ids):
+    counts = {}
+    for pair in pairwise(ids):
+        counts[pair] += 1
+    return counts
+
+
+@count.mutant(
+    "a list is used as a key",
+    "a list can change, so a dict takes none. ids[i : i + 2] is a list; a pair is a tuple: (ids[i], ids[i + 1]).",
+)
+def list_as_key(ids):
+    counts = {}
+    for i in range(len(ids) - 1):
+        counts[ids[i : i + 2]] = 1
+    return counts
+
+
+@count.mutant(
+    "every count is one too high: it starts from 1 and adds 1",
+    "before the first place a pair was counted 0 times: counts.get(pair, 0) + 1.",
+)
+def from_one(ids):
+    return {pair: n + 1 for pair, n in Counter(pairwise(ids)).items()}
+
+
 # 2. merge ------------------------------------------------------------------------------------------------------------
 
 merge = Exercise(
@@ -315,6 +358,37 @@ def list_against_tuple(ids, pair, new_id):
     return list(ids)
 
 
+@merge.mutant(
+    "it looks for a right neighbor where there is none",
+    "ids[i + 1] does not exist for the last token, nor at the end of a list that a merge has made shorter. Ask first: "
+    "i + 1 < len(ids). A last token is kept as it is.",
+)
+def no_neighbor(ids, pair, new_id):
+    result, i = [], 0
+    while i < len(ids):
+        found = ids[i] == pair[0] and ids[i + 1] == pair[1]
+        result.append(new_id if found else ids[i])
+        i += 1 + found
+    return result
+
+
+@merge.mutant(
+    "the new token is always 256",
+    "its number is an argument, new_id: each merge makes another token.",
+)
+def always_256(ids, pair, new_id):
+    return bpe.merge(ids, pair, 256)
+
+
+@merge.mutant(
+    "the last token is added once more after a merge has used it",
+    "a last token that belongs to a pair is in the new one already. Keep it only if nothing was merged there.",
+)
+def last_again(ids, pair, new_id):
+    merged = last_lost(ids, pair, new_id)
+    return merged + ids[-1:]
+
+
 # 3. merge_by_rank ----------------------------------------------------------------------------------------------------
 
 RANKED = {(2, 3): 0, (1, 2): 1, (257, 3): 2}  # 256 is 2 3, 257 is 1 2, 258 is 1 2 3
@@ -334,6 +408,7 @@ by_rank = Exercise(
         case("the same, in the other order", [1, 2, 3], {(1, 2): 0, (2, 3): 1}),
         case("a merge of a merged token", [1, 2, 3], ABC),
         case("a merged token on the right", [1, 2, 3], {(2, 3): 0, (1, 256): 1, (1, 2): 2}),
+        case("ranks that are not listed in their order", [1, 2, 3], {(1, 2): 1, (2, 3): 0}),
         case("one byte", [1], RANKED),
         case("nothing to merge", [3, 2, 1], RANKED),
         case("the earlier merge is the rarer one", [1, 2, 3, 1, 2, 4, 1, 2], RANKED),
@@ -494,6 +569,41 @@ def no_stop(ids, ranks):
     ids = list(ids)
     while len(ids) > 1:
         pair = min(pairwise(ids), key=lambda pair: ranks.get(pair, len(ranks)))
+        ids = bpe.merge(ids, pair, 256 + ranks[pair])
+    return ids
+
+
+@by_rank.mutant(
+    "the merges were gone through as the dict lists them",
+    "the rank decides, not the place in the dict: of all neighbors that have one, take the lowest rank first.",
+)
+def as_listed(ids, ranks):
+    for pair, rank in ranks.items():
+        ids = bpe.merge(ids, pair, 256 + rank)
+    return list(ids)
+
+
+@by_rank.mutant(
+    "the lowest rank of no pairs at all was asked for",
+    "one token or none has no neighbors, and min of nothing is an error. Stop while fewer than two tokens are left.",
+)
+def min_of_nothing(ids, ranks):
+    while True:
+        pair = min(list(pairwise(ids)), key=lambda pair: ranks.get(pair, len(ranks)))
+        if pair not in ranks:
+            return ids
+        ids = bpe.merge(ids, pair, 256 + ranks[pair])
+
+
+@by_rank.mutant(
+    "a pair without a rank was looked up in ranks",
+    "most pairs were never merged in training, and ranks[pair] stops with a KeyError then. Ask `pair in ranks` first, "
+    "or give ranks.get a number above all ranks.",
+)
+def rank_not_asked(ids, ranks):
+    ids = list(ids)
+    while len(ids) > 1:
+        pair = min(pairwise(ids), key=lambda pair: ranks[pair])
         ids = bpe.merge(ids, pair, 256 + ranks[pair])
     return ids
 
@@ -664,6 +774,14 @@ def hexadecimal(token):
 )
 def left_out(token):
     return stood_in(token, SEEN, lambda n, byte: "")
+
+
+@spell.mutant(
+    "bytes that are no UTF-8 were decoded as text",
+    "a token may hold half a character, and .decode() stops there. The spelling goes byte by byte: for byte in token.",
+)
+def strict_utf_8(token):
+    return "".join(bpe.spell(character.encode()) for character in token.decode())
 
 
 # 5. stream -----------------------------------------------------------------------------------------------------------
@@ -842,6 +960,23 @@ def one_sign_a_byte(tokens):
         if shown[-1] and tail and tail[0] >= 0xC0:
             waiting = len(tail)
     return [*shown[:-1], "\ufffd" * waiting]
+
+
+@stream.mutant(
+    "each token was decoded alone, and half a character stops it",
+    "a token may end inside a character. Keep the bytes until the rest has come, as an incremental decoder does.",
+)
+def alone_and_strict(tokens):
+    return [*(token.decode() for token in tokens), ""]
+
+
+@stream.mutant(
+    "bytes that can never become a character stop it with an error",
+    'a model can write any byte. errors="replace" shows U+FFFD for what is no character, and goes on.',
+)
+def strict(tokens):
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    return [*(decoder.decode(token) for token in tokens), decoder.decode(b"", final=True)]
 
 
 EXERCISES = [count, merge, by_rank, spell, stream]

@@ -130,6 +130,23 @@ def moved_back(stream, length):
     return rows
 
 
+@windows.mutant(
+    "the tail was not cut off, so the stream does not fit into rows",
+    "rows must all be full, for view as for a stack of pieces. Take the first (n // length) * length tokens.",
+)
+def tail_left_in(stream, length):
+    return stream.view(-1, length)
+
+
+@windows.mutant(
+    "the number of windows is a float",
+    "len(stream) / length is a float, and no slice takes one. Whole windows are counted by //.",
+)
+def float_count(stream, length):
+    count = len(stream) / length
+    return stream[: count * length].view(count, length)
+
+
 # 2. learning_rate ----------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +328,42 @@ def degrees(step, steps, base, warm_up):
 )
 def zero_after_the_end(step, steps, base, warm_up):
     return 0.0 if step > steps else learning_rate_reference(step, steps, base, warm_up)
+
+
+@learning_rate.mutant(
+    "the share of the run is a whole number: // where / belongs",
+    "// cuts off what stands behind the point, so the rate stays at the base until the end, and jumps then.",
+)
+def whole_share(step, steps, base, warm_up):
+    if step < warm_up:
+        return learning_rate_reference(step, steps, base, warm_up)
+    return base * decayed((min(step, steps) - warm_up) // (steps - warm_up))
+
+
+@learning_rate.mutant(
+    "the share of the warm-up is a whole number: // where / belongs",
+    "// cuts off what stands behind the point, so the rate is 0 until the warm-up ends.",
+)
+def whole_warm_up(step, steps, base, warm_up):
+    if step < warm_up:
+        return base * ((step + 1) // (warm_up + 1))
+    return learning_rate_reference(step, steps, base, warm_up)
+
+
+@learning_rate.mutant(
+    "the warm-up is not multiplied by the base",
+    "it leads from near 0 to the base, not to 1. At its end the rate would jump.",
+)
+def warm_up_to_one(step, steps, base, warm_up):
+    return learning_rate_reference(step, steps, 1.0 if step < warm_up else base, warm_up)
+
+
+@learning_rate.mutant(
+    "pi is missing in the cosine",
+    "cos has half a wave from 0 to pi. From 0 to 1 it comes down to 0.54 only, and the rate stays far above the floor.",
+)
+def without_pi(step, steps, base, warm_up):
+    return with_warm_up(step, steps, base, warm_up, lambda done: decayed(done / math.pi))
 
 
 # 3. adamw ------------------------------------------------------------------------------------------------------------
@@ -495,6 +548,75 @@ def square_of_mean(weight, grad, mean, square, step, rate, decay):
     mean = BETA_1 * mean + (1 - BETA_1) * grad
     square = BETA_2 * square + (1 - BETA_2) * mean**2
     return weight - rate * decay * weight - rate * direction(mean, square, step), mean, square
+
+
+@adamw.mutant(
+    "beta 2 is 0.999",
+    "the exercise takes 0.95, as many language models do: the squares are averaged over some 20 steps, not 1,000.",
+    "0.999 is what PyTorch's AdamW takes if it is told nothing.",
+)
+def beta_of_pytorch(weight, grad, mean, square, step, rate, decay):
+    mean, square = moments(grad, mean, square, beta_2=0.999)
+    moved = mean / (1 - BETA_1**step) / ((square / (1 - 0.999**step)).sqrt() + EPS)
+    return weight - rate * decay * weight - rate * moved, mean, square
+
+
+@adamw.mutant(
+    "in the mean the new gradient gets 0.9, and the mean so far 0.1",
+    "the square is right. The mean, too, keeps most of what it was: 0.9 * mean + 0.1 * grad.",
+)
+def mean_shares_exchanged(weight, grad, mean, square, step, rate, decay):
+    mean, square = moments(grad, mean, square, beta_1=1 - BETA_1)
+    return weight - rate * decay * weight - rate * direction(mean, square, step), mean, square
+
+
+@adamw.mutant(
+    "in the square the new one gets 0.95, and the square so far 0.05",
+    "the mean is right. The square, too, keeps most of what it was: 0.95 * square + 0.05 * grad**2.",
+)
+def square_shares_exchanged(weight, grad, mean, square, step, rate, decay):
+    mean, square = moments(grad, mean, square, beta_2=1 - BETA_2)
+    return weight - rate * decay * weight - rate * direction(mean, square, step), mean, square
+
+
+@adamw.mutant(
+    "the square is not corrected for its start at 0",
+    "after the first step it holds a twentieth of the gradient's square, so the step is too long. Divide it by "
+    "1 - 0.95**step, as the mean by 1 - 0.9**step.",
+)
+def square_uncorrected(weight, grad, mean, square, step, rate, decay):
+    mean, square = moments(grad, mean, square)
+    moved = mean / (1 - BETA_1**step) / (square.sqrt() + EPS)
+    return weight - rate * decay * weight - rate * moved, mean, square
+
+
+@adamw.mutant(
+    "the mean is not corrected for its start at 0",
+    "after the first step it holds a tenth of the gradient, so the step is too short. Divide it by 1 - 0.9**step, as "
+    "the square by 1 - 0.95**step.",
+)
+def mean_uncorrected(weight, grad, mean, square, step, rate, decay):
+    mean, square = moments(grad, mean, square)
+    moved = mean / ((square / (1 - BETA_2**step)).sqrt() + EPS)
+    return weight - rate * decay * weight - rate * moved, mean, square
+
+
+@adamw.mutant(
+    "the old mean and square are handed back",
+    "the next step goes on from the new ones; with the old ones there is no momentum.",
+)
+def old_moments(weight, grad, mean, square, step, rate, decay):
+    return adamw_reference(weight, grad, mean, square, step, rate, decay)[0], mean, square
+
+
+@adamw.mutant(
+    "eps is missing",
+    "where a gradient was always 0 the step is 0 / 0, NaN, and a tiny gradient moves as far as a large one.",
+)
+def no_eps(weight, grad, mean, square, step, rate, decay):
+    mean, square = moments(grad, mean, square)
+    moved = mean / (1 - BETA_1**step) / (square / (1 - BETA_2**step)).sqrt()
+    return weight - rate * decay * weight - rate * moved, mean, square
 
 
 # a language model of one table: which token follows which ------------------------------------------------------------
@@ -710,6 +832,85 @@ def sum_over_labels(model, batches):
 def upside_down(model, batches):
     counts = [predicted(labels) for _, labels in batches]
     return added_up(model, batches, [sum(counts) / max(count, 1) / len(batches) ** 2 for count in counts])
+
+
+@accumulate.mutant(
+    "each micro-batch weighs as much as the numbers in its labels: labels.numel()",
+    "that counts masked places, and the first of each row. Count those of labels[:, 1:] that are not -100.",
+)
+def counts_numel(model, batches):
+    sizes = [labels.numel() for _, labels in batches]
+    return added_up(model, batches, [size / sum(sizes) for size in sizes])
+
+
+@accumulate.mutant(
+    "the last label of each row is left out of the count, not the first",
+    "nothing predicts the first one: the loss is of labels[:, 1:].",
+)
+def counts_without_the_last(model, batches):
+    sizes = [int((labels[:, :-1] != IGNORED).sum()) for _, labels in batches]
+    return added_up(model, batches, [size / sum(sizes) for size in sizes])
+
+
+def weighs_only_the_loss(model, batches, share):
+    """The right loss; backward of `share` of each micro-batch's mean."""
+    counts = [predicted(labels) for _, labels in batches]
+    loss = 0.0
+    for (ids, labels), count in zip(batches, counts, strict=True):
+        mean = model(ids, labels=labels).loss
+        (share * mean).backward()
+        loss += count / sum(counts) * mean.item()
+    return loss
+
+
+@accumulate.mutant(
+    "the loss is weighed, but backward runs on the unweighed one",
+    "the returned number is right and the gradient is not. Multiply by the share of the labels first, then backward.",
+)
+def gradient_unweighed(model, batches):
+    return weighs_only_the_loss(model, batches, 1.0)
+
+
+@accumulate.mutant(
+    "the returned loss is weighed by labels, but the gradient is a mean of means",
+    "both belong to the same mean: weigh first, then backward.",
+)
+def gradient_is_mean_of_means(model, batches):
+    return weighs_only_the_loss(model, batches, 1 / len(batches))
+
+
+@accumulate.mutant(
+    "backward runs on the running total, so early micro-batches count again and again",
+    "gradients add up by themselves. Call backward on each part alone, or once on the whole sum after the loop.",
+)
+def backward_of_the_total(model, batches):
+    counts = [predicted(labels) for _, labels in batches]
+    total = 0.0
+    for (ids, labels), count in zip(batches, counts, strict=True):
+        total = total + count / sum(counts) * model(ids, labels=labels).loss
+        total.backward(retain_graph=True)
+    return total.item()
+
+
+@accumulate.mutant(
+    "the number of labels so far takes the place of the number of all",
+    "the first micro-batches then weigh too much. Count the labels of all before the first backward.",
+)
+def counts_so_far(model, batches):
+    counts = [predicted(labels) for _, labels in batches]
+    so_far = [max(sum(counts[: i + 1]), 1) for i in range(len(counts))]
+    return added_up(model, batches, [count / total for count, total in zip(counts, so_far, strict=True)])
+
+
+@accumulate.mutant(
+    "backward was called on a number",
+    ".item() gives a plain float, which knows no way back. Call backward on the tensor; .item() is for the returned "
+    "loss.",
+)
+def backward_of_a_number(model, batches):
+    total = accumulate_reference(model, batches)
+    total.backward()
+    return total
 
 
 # 5. train_step -------------------------------------------------------------------------------------------------------
@@ -965,6 +1166,45 @@ def no_update(model, ids, labels, optimizer, scaler, clip):
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), clip)
     scaler.step(optimizer)
+    return output.loss.item()
+
+
+@train_step.mutant(
+    "the scaled loss is returned",
+    "65,536 times the loss can't be read. Scale for backward only, and return output.loss as it is.",
+)
+def scaled_returned(model, ids, labels, optimizer, scaler, clip):
+    loss = train_step_reference(model, ids, labels, optimizer, scaler, clip)
+    return loss * scaler.get_scale()
+
+
+@train_step.mutant(
+    "the scaler is not used",
+    "in float16 small gradients become 0 and large ones infinite; the scaler is there for both. Four calls: scale, "
+    "unscale_, step, update.",
+    "in float32 and bfloat16 nothing needs it.",
+)
+def without_scaler(model, ids, labels, optimizer, scaler, clip):
+    optimizer.zero_grad()
+    output = model(ids, labels=labels)
+    (output.loss + output.aux_loss).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return output.loss.item()
+
+
+@train_step.mutant(
+    "the weights are moved twice: by optimizer.step() and by scaler.step(optimizer)",
+    "scaler.step calls optimizer.step itself, if the gradient is finite.",
+)
+def two_steps(model, ids, labels, optimizer, scaler, clip):
+    optimizer.zero_grad()
+    output = steps_of(model, ids, labels, scaler)
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     return output.loss.item()
 
 

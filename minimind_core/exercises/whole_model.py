@@ -12,6 +12,12 @@ from ..loss import shifted_cross_entropy
 from .compare import kind
 from .framework import Exercise, case, draw
 
+
+def is_whole(value) -> int:
+    """1 for a whole number, also in a tensor; 0 for a float, even if nothing stands behind its point."""
+    return int(not (value.is_floating_point() if torch.is_tensor(value) else isinstance(value, float)))
+
+
 # 1. count_model ------------------------------------------------------------------------------------------------------
 
 
@@ -48,6 +54,16 @@ def count_model_reference(config):
     return common + each * experts, common + each * visits(config)
 
 
+def count_and_look(candidate: Callable, config) -> tuple | None:
+    """The two counts, and whether both are whole numbers."""
+    result = candidate(config)
+    if result is None or result is ...:
+        return result
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"count_model must return two things, total and active; it returned {kind(result)}")
+    return *result, is_whole(result[0]) & is_whole(result[1])
+
+
 TINY = dict(vocab_size=11, hidden_size=6, head_dim=2, intermediate_size=5)  # 8 layers, 8 heads, 4 K/V heads
 EXPERTS = dict(use_moe=True, num_experts=3, moe_intermediate_size=4)
 
@@ -56,7 +72,8 @@ count = Exercise(
     title="Count a whole model: all parameters, and those of one token",
     signature="count_model(config)",
     reference=count_model_reference,
-    returns=("total", "active"),
+    call=count_and_look,
+    returns=("total", "active", "are both whole numbers (1: yes)"),
     cases=[
         case("a tiny model", MiniMindConfig(**TINY)),
         case("its head not tied", MiniMindConfig(**TINY, tie_word_embeddings=False)),
@@ -291,6 +308,48 @@ def router_idle(config):
     return shifted(config, 0, -routers(config))
 
 
+@count.mutant(
+    "no norm is counted",
+    "every block has two RMSNorms of hidden_size weights, and q_norm and k_norm of head_dim; a final norm follows.",
+)
+def no_norms(config):
+    each = 2 * config.hidden_size + (2 * config.head_dim if config.qk_norm else 0)
+    return shifted(config, -config.num_hidden_layers * each - config.hidden_size)
+
+
+@count.mutant(
+    "the two norms of every block are missing",
+    "one stands in front of attention and one in front of the feed-forward, with hidden_size weights each.",
+)
+def no_block_norms(config):
+    return shifted(config, -config.num_hidden_layers * 2 * config.hidden_size)
+
+
+@count.mutant(
+    "only one norm is counted in every block",
+    "one stands in front of attention and one in front of the feed-forward: 2 * hidden_size.",
+)
+def one_block_norm(config):
+    return shifted(config, -config.num_hidden_layers * config.hidden_size)
+
+
+@count.mutant(
+    "QK-norm is counted for every head",
+    "all heads of a layer share one q_norm and one k_norm, of head_dim weights each.",
+)
+def qk_norm_of_every_head(config):
+    more = config.num_attention_heads + config.num_key_value_heads - 2
+    return shifted(config, config.num_hidden_layers * more * config.head_dim if config.qk_norm else 0)
+
+
+@count.mutant(
+    "the counts are floats",
+    "a count is a whole number. In Python `/` gives a float, `//` a whole number; here nothing has to be divided.",
+)
+def floats(config):
+    return tuple(float(value) for value in count_model_reference(config))
+
+
 # 2. run_stack --------------------------------------------------------------------------------------------------------
 
 
@@ -348,11 +407,27 @@ def stack_case(label: str, batch: int, seq: int, blocks: int, end: int, start: i
     return case(label, ids, draw(9, 4, seed=seed + 2), many, norm, *tables(end, seed + 9), start)
 
 
+def stack_and_gradient(candidate: Callable, ids, embedding, *others) -> tuple | None:
+    """The hidden states, and the gradient that their sum sends back to the embedding (None: none arrives)."""
+    start = embedding.clone().requires_grad_()
+    handed = start * 1  # not a leaf, so that it can be changed in place
+    hidden = candidate(ids, handed, *others)
+    embedding.copy_(handed.detach())  # so that a change in place is seen
+    if hidden is None or hidden is ...:
+        return hidden
+    grad = None
+    if torch.is_tensor(hidden) and hidden.requires_grad:
+        (grad,) = torch.autograd.grad(hidden.sum(), start, allow_unused=True)
+    return hidden, grad
+
+
 stack = Exercise(
     name="12_the_whole_model.run_stack",
     title="The stack: embedding, blocks, final norm, and the right rows of the tables",
     signature="run_stack(ids, embedding, blocks, norm, cos, sin, start)",
     reference=run_stack_reference,
+    call=stack_and_gradient,
+    returns=("hidden states", "gradient of the embedding"),
     tolerance={torch.float32: 1e-4},
     cases=[
         case(
@@ -531,6 +606,44 @@ def positions_added(ids, embedding, blocks, norm, cos, sin, start):
     for block in blocks:
         x = block(x, (cos[rows], sin[rows]))
     return norm(x)
+
+
+@stack.mutant(
+    "a block is handed cos and sin as two arguments",
+    "it takes two in all: x, and the pair (cos, sin) in parentheses.",
+)
+def not_a_pair(ids, embedding, blocks, norm, cos, sin, start):
+    x = embedding[ids]
+    for block in blocks:
+        x = block(x, cos[right_rows(ids, start)], sin[right_rows(ids, start)])
+    return norm(x)
+
+
+@stack.mutant(
+    "the norm stands in front of every block too",
+    "each block norms its own copy inside; the stream itself is normed once, after the last block.",
+)
+def norm_in_front_of_each(ids, embedding, blocks, norm, cos, sin, start):
+    x = embedding[ids]
+    for block in blocks:
+        x = block(norm(x), (cos[right_rows(ids, start)], sin[right_rows(ids, start)]))
+    return norm(x)
+
+
+@stack.mutant(
+    "all tokens get one row of the tables",
+    "cos[start] is the row of the first new token. Each of the seq tokens has its own: cos[start : start + seq].",
+)
+def one_row(ids, embedding, blocks, norm, cos, sin, start):
+    return walk(ids, embedding, blocks, norm, cos, sin, slice(start, start + 1))
+
+
+@stack.mutant(
+    "the hidden states send no gradient back to the embedding",
+    "the numbers are right, but nothing can be trained with them. .detach() and torch.no_grad() cut the way back.",
+)
+def gradient_lost(ids, embedding, blocks, norm, cos, sin, start):
+    return walk(ids, embedding, blocks, norm, cos, sin, right_rows(ids, start)).detach()
 
 
 # 3. CausalLM ---------------------------------------------------------------------------------------------------------
@@ -809,6 +922,33 @@ class ScaledHead(CausalLM):
         return self.lm_head(hidden / hidden.shape[-1] ** 0.5)
 
 
+@language_model.mutant(
+    "the loss sends no gradient back",
+    "the number is right, but nothing can be trained with it. .detach() and torch.no_grad() cut the way back.",
+)
+class GradientLost(CausalLM):
+    def loss(self, logits, labels):
+        return super().loss(logits, labels).detach()
+
+
+@language_model.mutant(
+    "the head is cut off from the stack: the hidden states send no gradient back",
+    "then only the head learns. Neither .detach() nor torch.no_grad() belongs between the stack and the loss.",
+)
+class StackCutOff(CausalLM):
+    def logits(self, hidden):
+        return self.lm_head(hidden.detach())
+
+
+@language_model.mutant(
+    "the loss is taken of ids, not of labels",
+    "labels are ids with -100 where nothing is to be learned: a prompt and padding. With ids all of it is learned.",
+)
+class LossOfIds(CausalLM):
+    def forward(self, ids, labels=None):
+        return super().forward(ids, None if labels is None else ids)
+
+
 def flat(logits, labels):
     return logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
 
@@ -845,11 +985,19 @@ def feed_forwards(config) -> int:
     return 2 * config.num_hidden_layers * visits(config) * one_feed_forward(config)
 
 
+def flops_and_look(candidate: Callable, config, length: int) -> tuple | None:
+    """The FLOPs, and whether they are a whole number."""
+    result = candidate(config, length)
+    return result if result is None or result is ... else (result, is_whole(result))
+
+
 flops = Exercise(
     name="12_the_whole_model.token_flops",
     title="The FLOPs of one token",
     signature="token_flops(config, length)",
     reference=token_flops_reference,
+    call=flops_and_look,
+    returns=("FLOPs", "is it a whole number (1: yes)"),
     cases=[
         case("a tiny model, the first token", MiniMindConfig(**TINY), 1),
         case("the tenth token, one K/V head", MiniMindConfig(**TINY, num_key_value_heads=1), 10),
@@ -1018,6 +1166,49 @@ def two_matrices(config, length):
 )
 def training_too(config, length):
     return 3 * token_flops_reference(config, length)
+
+
+@flops.mutant(
+    "it is 2 * active parameters",
+    "that leaves out the scores, which have no parameters, and counts the norms, which are no matrices.",
+    "the usual estimate, close for short texts.",
+)
+def two_for_a_parameter(config, length):
+    return 2 * count_model_reference(config)[1]
+
+
+@flops.mutant(
+    "one expert is counted, whatever num_experts_per_tok says",
+    "a token goes through k experts: one in MiniMind-3, two in MiniMind-2.",
+)
+def one_expert(config, length):
+    idle = config.num_experts_per_tok - 1 if config.use_moe else 0
+    return token_flops_reference(config, length) - 2 * config.num_hidden_layers * idle * one_feed_forward(config)
+
+
+@flops.mutant(
+    "the experts are taken to be intermediate_size wide",
+    "their width is moe_intermediate_size. In MiniMind both are the same, in Qwen3-MoE they are not.",
+)
+def dense_width_flops(config, length):
+    return token_flops_reference(config.replace(moe_intermediate_size=config.intermediate_size), length)
+
+
+@flops.mutant(
+    "o_proj is missing",
+    "attention has four matrices: q_proj, k_proj, v_proj, and o_proj for the way back.",
+)
+def no_o_proj_flops(config, length):
+    hidden, query, _, _ = widths(config)
+    return token_flops_reference(config, length) - 2 * config.num_hidden_layers * hidden * query
+
+
+@flops.mutant(
+    "the number is a float",
+    "a count is a whole number. In Python `/` gives a float, `//` a whole number; here nothing has to be divided.",
+)
+def float_flops(config, length):
+    return float(token_flops_reference(config, length))
 
 
 EXERCISES = [count, stack, language_model, flops]
