@@ -57,9 +57,8 @@ class Report:
         lines = [f"{self.source}: {self.used} {self.kind} used, {sum(map(len, self.left_out.values()))} left out"]
         lines += [f"  left out, {self._places(reason, places)}" for reason, places in self.left_out.items()]
         lines += [f"  used, {self._places(what, places)}" for what, places in self.changed.items()]
-        lines += [f"  {self.tokens_cut} tokens cut off; a larger length or packed=True keeps them"] * bool(
-            self.tokens_cut
-        )
+        more = "a larger length" + " or packed=True" * (self.kind == "texts")
+        lines += [f"  {self.tokens_cut} tokens cut off; {more} keeps them"] * bool(self.tokens_cut)
         lines += [f"  the last {self.tail} tokens of the stream fill no window"] * bool(self.tail)
         return "\n".join(lines)
 
@@ -122,7 +121,8 @@ def encode_chat(
     """
     if missing := [marker for marker in (START, END) if marker not in tokenizer.special_tokens]:
         raise ValueError(
-            f"the tokenizer has no {' and no '.join(missing)}; conversations need minimind_core.tokenizer.Tokenizer"
+            f"the tokenizer has no {' and no '.join(missing)}; conversations need minimind_core.tokenizer.Tokenizer, "
+            f"on the command line --tokenizer train:6400 or a tokenizer.json"
         )
     _check_turns(turns)
     start, end = tokenizer.special_tokens[START], tokenizer.special_tokens[END]
@@ -281,6 +281,8 @@ def _check_length(length: int) -> None:
 def _items(path: Path, report: Report) -> Iterator[tuple[int, Any]]:
     """(line, text or conversation) of a file. Raises ValueError if there is none."""
     readers = {".txt": _paragraphs, ".jsonl": _records}
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give {' and '.join(readers)} files")
     if path.suffix.lower() not in readers:
         raise ValueError(f"{path} ends in {path.suffix or 'nothing'!r}; read are {' and '.join(readers)}")
     found = False

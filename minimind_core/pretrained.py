@@ -43,7 +43,11 @@ def save_pretrained(model: MiniMindForCausalLM, folder: str | Path, dtype: torch
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as name:
         unfinished = Path(name)
         (unfinished / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        _safetensors().save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
+        library = _safetensors()
+        try:
+            library.save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
+        except Exception as error:  # the library's own, of a disk that is full
+            raise OSError(f"{folder} cannot be written: {error}") from error
         shutil.copymode(unfinished / CONFIG_FILE, unfinished / WEIGHTS_FILE)  # safetensors lets only the owner read
         for file in (WEIGHTS_FILE, CONFIG_FILE):
             os.replace(unfinished / file, Path(folder) / file)
@@ -112,7 +116,7 @@ def _read_weights(file: Path) -> Weights:
         if file.suffix == ".safetensors":
             return _safetensors().load_file(file)
         weights = torch.load(file, map_location="cpu", weights_only=True)  # device: a file knows none
-    except (OSError, MemoryError, ImportError):
+    except (PermissionError, MemoryError, ImportError):
         raise
     except Exception as error:
         raise ValueError(

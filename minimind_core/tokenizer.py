@@ -25,6 +25,10 @@ RESERVED_TOKENS = CONTROL_TOKENS + TAGS + SPARE_TOKENS
 """MiniMind's 36 reserved tokens, ids 0 .. 35. Only the first 21 are flagged special in its files."""
 
 TOKENIZER_FILE, SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
+CHAT_TEMPLATE = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{{ turn.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 ENDS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
@@ -184,7 +188,8 @@ class Tokenizer(_Bytes):
     def save(self, path: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json into the folder `path`, or one file if `path` ends in .json.
 
-        Each goes to a temporary file first, which is then renamed. transformers' AutoTokenizer reads the folder.
+        Each goes to a temporary file first, which is then renamed. transformers' AutoTokenizer reads the folder; its
+        apply_chat_template writes what `minimind_core.data.encode_chat` does.
         """
         path = Path(path)
         content = self._library.to_str(pretty=True)
@@ -194,6 +199,8 @@ class Tokenizer(_Bytes):
         ends = {name: token for name, token in self._ends.items() if token is not None}
         write_text(path / TOKENIZER_FILE, content + "\n")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | ends
+        if all(marker in self.special_tokens for marker in ("<|im_start|>", "<|im_end|>")):
+            settings["chat_template"] = CHAT_TEMPLATE
         write_text(path / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
 
     def encode(self, text: str, special: bool = True) -> list[int]:

@@ -27,6 +27,13 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(python_help(), 1000)
 
 
+def test_a_folder_and_a_tokenizer_without_markers_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder; give .txt and .jsonl files"):
+        read_file(tmp_path)
+    with pytest.raises(ValueError, match=r"no <\|im_start\|>.*--tokenizer train:6400"):
+        encode_chat(chat("Hi"), ByteTokenizer())
+
+
 @pytest.fixture(scope="module")
 def theirs(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")

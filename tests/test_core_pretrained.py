@@ -341,6 +341,21 @@ def test_untied_config_needs_both_ends_and_a_tied_one_equal_ends(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_full_disk_leaves_the_old_files(tmp_path, monkeypatch):
+    import safetensors.torch
+
+    saved(tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(weights, file, metadata):
+        raise safetensors.SafetensorError("I/O error: no space left")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match="cannot be written: I/O error"):
+        save_pretrained(tiny_model(), tmp_path)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("kept", [0, 100, 0.5, -1])
 def test_truncated_files(name, kept, tmp_path):

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from minimind_core import bpe as lesson
-from minimind_core.data import python_help
+from minimind_core.data import encode_chat, python_help
 from minimind_core.tokenizer import CONTROL_TOKENS, RESERVED_TOKENS, TAGS, ByteTokenizer, StreamDecoder, Tokenizer
 
 TEXTS = [
@@ -354,6 +354,10 @@ def test_what_is_saved_loads_here_and_in_transformers(trained, tmp_path):
         assert loaded.decode(ids) == theirs.decode(ids) == text
         assert loaded.decode(ids, True) == theirs.decode(ids, skip_special_tokens=True)
         assert loaded.special_tokens == trained.special_tokens and loaded.merges == trained.merges
+    turns = [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": " Well."}]
+    for prompt in (False, True):
+        chat = theirs.apply_chat_template(turns, add_generation_prompt=prompt, return_dict=False)
+        assert chat == encode_chat(turns, trained, add_generation_prompt=prompt)[0]
     copy = pickle.loads(pickle.dumps(trained))
     assert copy.encode(text, special=False) == trained.encode(text, special=False) != ids
 

@@ -614,7 +614,7 @@ def test_a_checkpoint_of_another_run_says_what_differs(saved):
             "another run",
             "settings: learning_rate is 0.01 there, 0.5 here",
             "settings: clip is 1.0 there, None here",
-            "settings: micro-batches per update is 3 there, 4 here",
+            "settings: accumulation times processes is 3 there, 4 here",
         )
     )
     assert "batch_size" not in str(error.value)
@@ -644,6 +644,12 @@ def test_what_is_no_checkpoint_is_refused(saved, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"cut.pt \(5000 bytes\) cannot be read"):
         Trainer.resume(cut, SAMPLES)
     torch.save({"format": 1, "trap": Trap()}, tmp_path / "trap.pt")
+    flipped = bytearray(saved.read_bytes())
+    place = flipped.index(torch.load(saved, weights_only=True)["weights"]["lm_head.weight"].numpy().tobytes())
+    flipped[place + 41] ^= 16
+    (tmp_path / "flipped.pt").write_bytes(flipped)
+    with pytest.raises(ValueError, match=r"flipped.pt .*cannot be read.*check sum"):
+        Trainer.resume(tmp_path / "flipped.pt", SAMPLES)
     with pytest.raises(ValueError, match=r"trap.pt .*cannot be read"):
         Trainer.resume(tmp_path / "trap.pt", SAMPLES)
     assert not (tmp_path / "trapped").exists()

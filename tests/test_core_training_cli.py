@@ -18,7 +18,7 @@ from minimind_core import MiniMindConfig, MiniMindForCausalLM
 from minimind_core.data import Samples
 from minimind_core.pretrained import from_pretrained
 from minimind_core.tokenizer import ByteTokenizer, Tokenizer
-from minimind_core.training import Trainer
+from minimind_core.training import Trainer, processes
 from minimind_core.training.__main__ import main
 from minimind_core.training.options import parse
 
@@ -201,12 +201,18 @@ def test_a_device_that_is_not_there_is_a_wrong_value(tmp_path, monkeypatch, caps
 
 def test_a_loss_that_is_not_finite_ends_with_its_reason(tmp_path, data, capsys, monkeypatch):
     def spoil():
-        monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: [float("nan"), 0.0])
+        monkeypatch.setattr(processes, "add", lambda *numbers: [float("nan"), 0.0])
 
     with monkeypatch.context():
         at_micro_batch(monkeypatch, 2, spoil)
         code = train(tmp_path / "out", data, "--steps", "4")
-    assert code == 1 and "error: the loss of update 2 is nan (learning rate" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert code == 1 and "error: the loss of update 2 is nan (learning rate" in error and "saved in " in error
+    monkeypatch.undo()
+    monkeypatch.setenv("MINIMIND_DEVICE", "cpu")
+    assert main(["--out", str(tmp_path / "out"), "--resume"]) == 0  # nothing was lost
+    assert train(tmp_path / "whole", data, "--steps", "4") == 0
+    assert read_log(tmp_path / "out") == read_log(tmp_path / "whole")
 
 
 def test_deterministic_algorithms_are_kept_when_resuming(tmp_path, data, monkeypatch):
@@ -370,12 +376,69 @@ def test_what_does_not_fit_the_start_is_said(learned, tmp_path, capsys):
 
     assert "neither a folder nor a file" in refused("--from", str(tmp_path / "nowhere"))
     error = refused("--from", str(learned), "--layers", "2", "--experts", "4")
-    assert "its own num_hidden_layers, num_experts; leave these options out" in error
+    assert "the weights of --from have num_hidden_layers 1, not 2; num_experts 2, not 4; leave" in error
     error = refused("--from", str(learned), "--tokenizer", "train:400")
     assert "the weights of --from know their own tokens" in error
     assert "has vocab_size 300, bytes are 256" in refused("--from", str(learned), "--tokenizer", "bytes")
     Tokenizer.train(TEXTS, 310).save(tmp_path)
     assert "but the tokenizer has 310 tokens" in refused("--from", str(learned), "--tokenizer", str(tmp_path))
+
+
+def test_weights_without_a_config_need_one(learned, chats, tmp_path, capsys):
+    start = tmp_path / "start"
+    shutil.copytree(learned, start, ignore=shutil.ignore_patterns("config.json"))
+    options = ["--out", str(tmp_path / "out"), "--from", str(start), "--data", chats, *CHAT]
+    assert main(options) == 2 and "has no config.json; give --config" in capsys.readouterr().err
+    assert main([*options, "--config", str(learned / "config.json")]) == 0
+
+
+def test_to_resume_the_folder_of_the_run_is_enough(data, tmp_path, monkeypatch, capsys):
+    """Neither the tokenizer nor the config has to be where it was; --from has no place in it."""
+    (tmp_path / "config.json").write_text(json.dumps({"use_moe": True, "vocab_size": 320, "hidden_size": 32}))
+    Tokenizer.train(TEXTS, 300).save(tmp_path / "tokenizer.json")
+    options = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--config", str(tmp_path / "config.json")]
+    options += ["--steps", "3", "--experts-per-token", "2"]
+    assert train(tmp_path / "whole", data, *options) == 0
+    with monkeypatch.context() as patch:
+        at_micro_batch(patch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert train(tmp_path / "out", data, *options) == 130
+    (tmp_path / "config.json").unlink(), (tmp_path / "tokenizer.json").unlink()
+    assert main(["--out", str(tmp_path / "out"), "--resume", "--from", str(tmp_path / "whole")]) == 2
+    assert "leave out --from" in capsys.readouterr().err
+    assert main(["--out", str(tmp_path / "out"), "--resume"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_another_s_files_are_not_overwritten(data, learned, tmp_path, capsys):
+    for file in ("config.json", "tokenizer.json"):
+        out = tmp_path / file.partition(".")[0]
+        out.mkdir()
+        shutil.copy(learned / file, out)
+        assert train(out, data, "--steps", "1") == 2
+        assert file in capsys.readouterr().err and sorted(out.iterdir()) == [out / file]
+    with pytest.raises(SystemExit, match="--out is empty"):
+        main(["--out", ""])
+
+
+def test_a_full_disk_is_said_and_loses_nothing(data, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        at_micro_batch(patch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert train(out, data, "--steps", "4") == 130
+    before = (out / "checkpoint.pt").read_bytes()
+
+    def full(state, file):
+        file.write(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0\nmore")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        assert main(["--out", str(out), "--resume"]) == 1
+    error = capsys.readouterr().err
+    assert "checkpoint.pt cannot be written: [enforce fail" in error and "Traceback" not in error
+    assert (out / "checkpoint.pt").read_bytes() == before and len(list(out.glob(".*"))) == 0
 
 
 def test_a_model_that_cannot_be_written_is_refused_before_it_is_trained(data, tmp_path, capsys):

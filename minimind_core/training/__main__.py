@@ -19,10 +19,10 @@ from ..device import pick_device
 from ..files import write_text
 from ..model import MiniMindForCausalLM, count_parameters
 from ..pretrained import WEIGHTS_FILE, from_pretrained, save_pretrained
-from ..pretrained_config import CONFIG_FILE, load_config, to_settings
+from ..pretrained_config import CONFIG_FILE, read_json, to_settings
 from ..tokenizer import TOKENIZER_FILE, ByteTokenizer, Tokenizer
 from . import checkpoint, processes
-from .options import Options, parse
+from .options import Options, parse, read_config
 from .trainer import Record, Trainer
 
 CHECKPOINT, LOG, OPTIONS = "checkpoint.pt", "log.jsonl", "options.json"
@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         say("stopped before the first update; nothing to save")
         return 128 + signal.SIGINT
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        named = isinstance(error, OSError) and error.filename is not None
+        print(f"error: {f'{error.filename}: {error.strerror}' if named else error}", file=sys.stderr)
         return 2 if trainer is None else 1
     finally:
         processes.leave()
@@ -71,13 +72,17 @@ def _open(options: Options) -> Options:
     if options.resume:
         if not (out / CHECKPOINT).is_file():
             raise FileNotFoundError(f"{out} holds no {CHECKPOINT} to go on with; leave out --resume to begin")
-        given = json.loads(kept.read_text(encoding="utf-8"))
+        if "start" in options.given:
+            raise ValueError("--resume goes on with the weights of the run itself; leave out --from")
+        given = read_json(kept)
         if "epochs" in options.given:  # one of the two says how long; what is said now wins
             given.pop("steps", None)
         return Options(out, True, given | options.given)
-    for file in (CHECKPOINT, WEIGHTS_FILE):
+    for file in (CHECKPOINT, WEIGHTS_FILE, CONFIG_FILE):
         if (out / file).exists():
             raise FileExistsError(f"{out} already holds {file}; go on with --resume, or choose another --out")
+    if (out / TOKENIZER_FILE).exists() and not kept.exists() and not str(options["tokenizer"]).startswith("train:"):
+        raise FileExistsError(f"{out} already holds a {TOKENIZER_FILE}; choose another --out")
     processes.wait()  # until all have looked
     return options
 
@@ -100,8 +105,8 @@ def _prepare(options: Options, device: torch.device) -> tuple[Trainer, Any]:
     else:
         trainer = Trainer(model, samples, settings, held_out, device)
         if processes.rank() == 0:
-            if begins and isinstance(tokenizer, Tokenizer):
-                tokenizer.save(out)  # --resume does not need the folder of --from
+            if isinstance(tokenizer, Tokenizer):
+                tokenizer.save(out)  # to resume, OUT is enough
             write_text(out / OPTIONS, json.dumps(options.given, indent=2) + "\n")
     say(
         f"{count_parameters(model).total:,} parameters, {len(samples):,} samples of {options['length']} tokens and "
@@ -111,18 +116,23 @@ def _prepare(options: Options, device: torch.device) -> tuple[Trainer, Any]:
 
 
 def _start_config(options: Options) -> MiniMindConfig | None:
-    """The config of the weights that --from names, if it does; to resume, OUT has all that is needed."""
-    if not options["start"]:
-        return None
+    """The config of the run to resume, or of the weights that --from names."""
     if options.resume:
         return MiniMindConfig(**checkpoint.read(options.out / CHECKPOINT)["identity"]["model"])
-    start = Path(options["start"])
-    return load_config(start) if (start / CONFIG_FILE).is_file() else from_pretrained(start).config
+    if not options["start"]:
+        return None
+    start, config = Path(options["start"]), options.given.get("config")
+    if config or (start / CONFIG_FILE).is_file():
+        return read_config(Path(config or start / CONFIG_FILE))
+    try:
+        return from_pretrained(start).config
+    except FileNotFoundError as error:
+        raise FileNotFoundError(str(error).replace("config=MiniMindConfig(...)", "--config")) from error
 
 
 def _tokenizer(options: Options) -> Tokenizer | ByteTokenizer:
     name, out, start = options["tokenizer"], options.out, options["start"]
-    if start and options.resume and (out / TOKENIZER_FILE).is_file():
+    if options.resume and name != "bytes" and (out / TOKENIZER_FILE).is_file():
         return Tokenizer.load(out)
     if start and name is None and (Path(start) / TOKENIZER_FILE).is_file():
         return Tokenizer.load(start)
@@ -171,7 +181,10 @@ def _samples(options: Options, tokenizer: Any) -> tuple[Sequence, Sequence | Non
     for i in range(len(samples)):
         sides[int((i + 1) * share) > int(i * share)].append(i)
     if not sides[1]:
-        raise ValueError(f"--held-out {share} of {len(samples)} samples is none; give 0, a larger share or more text")
+        raise ValueError(
+            f"--held-out {share} of {len(samples)} samples is none; give 0, a larger share, a smaller --length or "
+            f"more text"
+        )
     return Subset(samples, sides[0]), Subset(samples, sides[1])
 
 
@@ -182,11 +195,16 @@ def _train(trainer: Trainer, tokenizer: Any, options: Options) -> int:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     file, every = options.out / CHECKPOINT, options["save_every"]
     try:
-        with Watch(trainer, options.out / LOG) as watch:
-            for record in trainer.run():
-                watch.show(record)
-                if every and record.step % every == 0:
-                    trainer.save(file)
+        try:
+            with Watch(trainer, options.out / LOG) as watch:
+                for record in trainer.run():
+                    watch.show(record)
+                    if every and record.step % every == 0:
+                        trainer.save(file)
+        except FloatingPointError:
+            trainer.save(file)  # as it was before this update
+            say(f"saved in {file}; to go on at another rate, begin a new run")
+            raise
         trainer.save(file)
         if trainer.step == trainer.steps:
             if processes.rank() == 0:

@@ -1,5 +1,6 @@
 """A run on disk: written so that no kill can damage it, read as tensors and plain values only."""
 
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,10 @@ def save(trainer: "Trainer", path: str | Path) -> None:
             "scaler": trainer.scaler.state_dict(),
             "partial": partial,
         }
-        write_atomically(path, lambda file: torch.save(state, file))
+        try:
+            write_atomically(path, lambda file: torch.save(state, file))
+        except RuntimeError as error:  # PyTorch's own, of a disk that is full
+            raise OSError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
     processes.wait()
 
 
@@ -61,7 +65,7 @@ def restore(trainer: "Trainer", state: dict[str, Any], path: str | Path) -> None
 def identity(trainer: "Trainer") -> dict[str, Any]:
     """What must be equal for a run to go on: settings, model, data."""
     settings = {name: value for name, value in trainer.settings.to_dict().items() if name not in FREE}
-    settings.update({"steps": trainer.steps, "micro-batches per update": trainer.batches.size})
+    settings.update({"steps": trainer.steps, "accumulation times processes": trainer.batches.size})
     config = getattr(trainer.model, "config", None)
     return {
         "settings": settings,
@@ -79,6 +83,8 @@ def read(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; give the checkpoint that a run has saved")
     try:
+        if (damaged := zipfile.ZipFile(path).testzip()) is not None:  # PyTorch compares no check sums
+            raise ValueError(f"the check sum of {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)  # device: each part moves to its own later
     except (PermissionError, MemoryError):
         raise

@@ -34,8 +34,15 @@ RUN = {
 DEFAULTS = {**MODEL, **RUN, **TrainingSettings().to_dict(), "evaluate_every": 100}
 ABOUT = """Train a MiniMind, from its first random weights or, with --from, from weights that have learned.
 
+  python -m minimind_core.training --data books.txt --tokenizer train:6400 --out runs/one
+  python -m minimind_core.training --data chats.jsonl --no-packed --from runs/one --out runs/chat
+
+A .txt file holds texts between blank lines, a .jsonl file a line {"text": "..."} for each, or
+{"conversations": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}, of which the answers
+are learned; chats need a tokenizer, not bytes.
 OUT gets checkpoint.pt (to go on with --resume, bit for bit), log.jsonl (a line per update), and at the end the model
-as transformers reads it: config.json, model.safetensors, and tokenizer.json unless the tokens are bytes.
+as transformers reads it: config.json, model.safetensors, and tokenizer.json unless the tokens are bytes. In Python:
+minimind_core.pretrained.from_pretrained(OUT). To train it longer, or at another rate: --from OUT, and a new OUT.
 Ctrl-C or SIGTERM: the micro-batch is finished, the run saved, and you are told how to go on.
 The device is MINIMIND_DEVICE: auto, cpu, cuda or mps. Several processes: torchrun --nproc_per_node=2 -m
 minimind_core.training ...; each takes its share of the micro-batches, and --accumulation is per process."""
@@ -77,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add(data, "--held-out", "share of the samples that is not trained on; 0: none", type=float)
 
     model = parser.add_argument_group("model")
-    start = "start with the weights of a folder, such as an earlier OUT, or of a file; its tokenizer.json counts too"
+    start = "begin with the weights, config.json and tokenizer.json of a folder, such as an earlier OUT; or with a file"
     add(model, "--from", start, "start", metavar="PATH")
     add(model, "--config", "a JSON file with MiniMindConfig's fields, or a config.json; options win", metavar="FILE")
     add(model, "--hidden-size", "width of the residual stream", type=int)
@@ -122,23 +129,23 @@ class Options:
     def config(self, tokenizer: Any, start: MiniMindConfig | None = None) -> MiniMindConfig:
         """The model's config: `start`, else --config's, else the defaults; options win; the tokenizer's vocabulary.
 
-        start: the config of the weights that --from names, whose shape is fixed.
+        start: the config of the weights to begin with, or of the run to resume.
         """
         ends = {f"{end}_token_id": getattr(tokenizer, f"{end}_token_id") for end in ("bos", "eos", "pad")}
         ends = {name: token for name, token in ends.items() if token is not None}
         fields = {name: value for name, value in self.given.items() if name in MODEL}
         source = self["start"] or self.given.get("config")
-        if start:
-            if shape := [name for name in ("config", *MODEL) if name in self.given and name != "dropout"]:
-                raise ValueError(f"the model of --from has its own {', '.join(shape)}; leave these options out")
+        if start and not self.resume:
+            self._check_shape(start)
             if isinstance(tokenizer, ByteTokenizer) and start.vocab_size > tokenizer.vocab_size:
                 raise ValueError(
                     f"{source} has vocab_size {start.vocab_size}, bytes are {tokenizer.vocab_size}; give the "
                     f"tokenizer.json of these weights to --tokenizer"
                 )
+        if start:
             config = start
         elif source:
-            config = _read_config(Path(source))
+            config = read_config(Path(source))
         else:
             config, fields = MiniMindConfig(vocab_size=tokenizer.vocab_size, **ends), {**MODEL, **fields}
         if config.vocab_size < tokenizer.vocab_size:
@@ -153,9 +160,17 @@ class Options:
             fields |= {"use_moe": True, "num_experts": experts}
         elif experts == 0:
             fields["use_moe"] = False
-        if experts or start:  # a router that learns, also when each token visits one expert
+        if experts or (start and not self.resume):  # a router that learns, also when each token visits one expert
             fields["router_gradient"] = "straight_through"  # the outputs are the same
         return config.replace(**ends, **fields)
+
+    def _check_shape(self, start: MiniMindConfig) -> None:
+        found = {name: getattr(start, name) for name in MODEL} | {"num_experts": start.num_experts * start.use_moe}
+        if start.use_moe:
+            found["intermediate_size"] = start.moe_intermediate_size
+        given = {name: value for name, value in self.given.items() if name in MODEL and name != "dropout"}
+        if wrong := [f"{name} {found[name]}, not {given[name]}" for name in given if given[name] != found[name]]:
+            raise ValueError(f"the weights of --from have {'; '.join(wrong)}; leave these options out")
 
 
 def parse(arguments: list[str] | None = None) -> Options:
@@ -166,10 +181,13 @@ def parse(arguments: list[str] | None = None) -> Options:
             given[name] = str(Path(given[name]).resolve())
     if "data" in given:
         given["data"] = [str(Path(file).resolve()) for file in given["data"]]
+    if not given["out"]:
+        raise SystemExit("--out is empty; name a folder")
     return Options(Path(given.pop("out")), given.pop("resume"), given)
 
 
-def _read_config(file: Path) -> MiniMindConfig:
+def read_config(file: Path) -> MiniMindConfig:
+    """The config of a config.json, or of a JSON file with MiniMindConfig's fields."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is no file; give a JSON file to --config")
     fields = read_json(file)

@@ -38,6 +38,8 @@ class TrainingSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be below 2**63")
         above_zero = ["learning_rate"] + ["clip"] * (self.clip is not None) + ["epochs"] * (self.steps is None)
         for name in above_zero:
             if not 0 < getattr(self, name) < math.inf:
