@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 
 import pytest
 from nbval_repairs import repair
@@ -17,6 +18,8 @@ CHROMIUM_NAMES = (
 )
 
 repair()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; tests of interrupts need them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def installed_chromium() -> str | None:

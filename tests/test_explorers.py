@@ -511,7 +511,12 @@ def test_colors_are_readable_and_never_alone():
 
     for meaning, look in style.LOOKS.items():
         assert 1.05 / (luminance(look.color) + 0.05) >= 4.5, f"{meaning}: too pale to read on white"
-    groups = [["query", "key", "value"], ["before", "after", "reference", "wrong"], ["residual", "norm", "gate", "up"]]
+    groups = [
+        ["query", "key", "value"],
+        ["before", "after", "reference", "wrong"],
+        ["residual", "norm", "gate", "up"],
+        ["embedding end", "head end"],
+    ]
     for group in [*groups, [f"expert {i}" for i in range(8)]]:
         looks = [style.look(meaning) for meaning in group]
         for part in ("color", "marker", "linestyle", "hatch"):
