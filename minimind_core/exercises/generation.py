@@ -614,6 +614,16 @@ def counted_above(probs, u):
     return (probs.cumsum(dim=-1) > u[:, None]).sum(dim=-1).clamp(max=probs.shape[-1] - 1)
 
 
+@pick.mutant(
+    "u has no axis of vocab",
+    "u is [batch] and the sums are [batch, vocab]: u[:, None] compares each row with its own number.",
+)
+def u_without_axis(probs, u):
+    above = probs.cumsum(dim=-1) > u
+    above[:, -1] = True
+    return above.int().argmax(dim=-1)
+
+
 # 4. draw_text --------------------------------------------------------------------------------------------------------
 
 
@@ -905,6 +915,9 @@ whole = Exercise(
         case("a byte that only continues, with nothing before it", b"\x82"),
         case("a byte that no character has", b"ab\xff"),
         case("a letter where a character should have gone on", "漢".encode()[:1] + b"ab"),
+        case("and that letter is the last byte", b"\xe4A"),
+        case("two bytes of an emoji, and a letter in place of the third", b"\xf0\x9fA"),
+        case("two first bytes, one behind the other", b"\xc2\xc2"),
         case("an emoji with a byte too many", "🙂".encode() + b"\x82"),
         case("a long text", ("The byte 漢 is not a character, 🙂. " * 3).encode()[:-4]),
         case("a long text that ends within a character", ("Zu viele Wörter, 漢字と🙂" * 2).encode()[:-2]),

@@ -230,6 +230,14 @@ def cut_at_the_floor(step, steps, base, warm_up):
 
 
 @learning_rate.mutant(
+    "a quarter of a wave leads to the floor, not half of one",
+    "cos from 0 to pi / 2 falls slowly at first and fastest at its end. Half a wave, from 0 to pi, is flat at both.",
+)
+def quarter_wave(step, steps, base, warm_up):
+    return with_warm_up(step, steps, base, warm_up, lambda done: 0.1 + 0.9 * math.cos(math.pi / 2 * done))
+
+
+@learning_rate.mutant(
     "the floor of 0.1 is not multiplied by the base",
     "with a base of 0.002 the rate would never be below 0.1. A tenth *of the base* is meant.",
 )
@@ -997,7 +1005,7 @@ def finish(model, optimizer, scaler, clip):
 
 
 @train_step.mutant(
-    "the gradient is clipped before it is unscaled",
+    "the gradient is clipped before it is unscaled, or scaler.unscale_ is missing and scaler.step does it, too late",
     "65,536 times too long, it is cut to `clip`, then divided by 65,536: the update is nearly nothing, and training "
     "only looks slow.",
 )
@@ -1094,6 +1102,35 @@ def not_scaled(model, ids, labels, optimizer, scaler, clip):
     scaler.scale(output.loss)  # lets the scaler begin, its result is not used
     (output.loss + output.aux_loss).backward()
     finish(model, optimizer, scaler, clip)
+    return output.loss.item()
+
+
+@train_step.mutant(
+    "aux_loss is not scaled, but unscaled",
+    "its gradient is then 65,536 times too small: scale the sum of both losses.",
+)
+def aux_not_scaled(model, ids, labels, optimizer, scaler, clip):
+    optimizer.zero_grad()
+    output = model(ids, labels=labels)
+    (scaler.scale(output.loss) + output.aux_loss).backward()
+    finish(model, optimizer, scaler, clip)
+    return output.loss.item()
+
+
+@train_step.mutant(
+    "a short gradient is made longer",
+    "clipping only shortens: one that is below `clip` stays as it is.",
+)
+def always_of_length_clip(model, ids, labels, optimizer, scaler, clip):
+    optimizer.zero_grad()
+    output = steps_of(model, ids, labels, scaler)
+    scaler.unscale_(optimizer)
+    grads = [parameter.grad for parameter in model.parameters()]
+    length = torch.cat([grad.flatten() for grad in grads]).norm()
+    for grad in grads:
+        grad *= clip / length
+    scaler.step(optimizer)
+    scaler.update()
     return output.loss.item()
 
 

@@ -143,6 +143,12 @@ def gradients(state: dict[str, torch.Tensor], ids: torch.Tensor) -> tuple[float,
     return loss.item(), *(grad.numpy() for grad in torch.autograd.grad(loss, tuple(ends.values())))
 
 
+@lru_cache(maxsize=256)
+def gradients_after(slices: int, text: str, std: float, tied: bool) -> tuple[float, np.ndarray, np.ndarray]:
+    """Those of the model after so many slices of training; kept, since each picture shows the first ones again."""
+    return gradients(training(tied, std).state(slices), to_ids(text))
+
+
 def cosines(rows: np.ndarray, token: int) -> np.ndarray:
     """[vocab]: the cosine of the angle between one row and each. Of a row with itself: -1, so that it comes last."""
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -158,10 +164,10 @@ def nearest(rows: np.ndarray, token: int) -> tuple[np.ndarray, np.ndarray]:
 
 def look(token: int, text: str, slices: int, std: float, tied: bool) -> Result:
     """What there is to see after so many slices of training."""
-    ids = to_ids(text + " ")  # every character of the text is read; the space is only foretold
-    run = training(tied, std)
+    text = text + " "  # every character of the text is read; the space is only foretold
+    ids, run = to_ids(text), training(tied, std)
     state, first = run.state(slices), run.states[0]
-    loss, *ends = gradients(state, ids)
+    loss, *ends = gradients_after(slices, text, std, tied)
     lengths = [np.linalg.norm(end, axis=1) for end in ends]
     both = ends[0][token] + ends[1][token]
     rows = [weights[EMBEDDING].numpy() for weights in (first, state)]
@@ -175,7 +181,7 @@ def look(token: int, text: str, slices: int, std: float, tied: bool) -> Result:
         "lengths": lengths,
         "near": [order for order, _ in near],
         "cosine": [cosine for _, cosine in near],
-        "loss": (gradients(first, ids)[0], loss),
+        "loss": (gradients_after(0, text, std, tied)[0], loss),
         "tied": tied,
     }
     stands = f"stands {count} time{'s' * (count != 1)} in the text" if count else "is not in the text"
