@@ -72,9 +72,10 @@ def _open(options: Options) -> Options:
     if options.resume:
         if not (out / CHECKPOINT).is_file():
             raise FileNotFoundError(f"{out} holds no {CHECKPOINT} to go on with; leave out --resume to begin")
-        if "start" in options.given:
-            raise ValueError("--resume goes on with the weights of the run itself; leave out --from")
         given = read_json(kept)
+        for option, name in {"--from": "start", "--config": "config", "--tokenizer": "tokenizer"}.items():
+            if options.given.get(name, given.get(name)) != given.get(name):
+                raise ValueError(f"--resume goes on with what the run began with; leave out {option}")
         if "epochs" in options.given:  # one of the two says how long; what is said now wins
             given.pop("steps", None)
         return Options(out, True, given | options.given)

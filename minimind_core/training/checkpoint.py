@@ -83,7 +83,9 @@ def read(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; give the checkpoint that a run has saved")
     try:
-        if (damaged := zipfile.ZipFile(path).testzip()) is not None:  # PyTorch compares no check sums
+        with zipfile.ZipFile(path) as parts:  # PyTorch compares no check sums
+            damaged = parts.testzip()
+        if damaged is not None:
             raise ValueError(f"the check sum of {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)  # device: each part moves to its own later
     except (PermissionError, MemoryError):

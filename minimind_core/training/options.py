@@ -175,14 +175,15 @@ class Options:
 
 def parse(arguments: list[str] | None = None) -> Options:
     """Read the command line. Exits with code 2 and the usage if it cannot be read."""
-    given = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    given = vars(parser.parse_args(arguments))
+    if not given["out"]:
+        parser.error("--out is empty; name a folder")
     for name in ("config", "start", "tokenizer"):
         if name in given and given[name] != "bytes" and not given[name].startswith("train:"):
             given[name] = str(Path(given[name]).resolve())
     if "data" in given:
         given["data"] = [str(Path(file).resolve()) for file in given["data"]]
-    if not given["out"]:
-        raise SystemExit("--out is empty; name a folder")
     return Options(Path(given.pop("out")), given.pop("resume"), given)
 
 
