@@ -373,7 +373,7 @@ def test_in_jupyterlab_stop_and_interrupt_end_the_cell_and_it_goes_on(lab):
         root = page.query_selector(".mm-explorer")
         done = float(root.get_attribute("data-done"))
         assert 0 < done < 1 and error_outputs(page) == []
-        assert root.query_selector(".mm-work button").inner_text() == "Not running"
+        assert root.query_selector(".mm-work button").inner_text() == "Idle"
         assert root.query_selector("img").get_attribute("alt") == root.query_selector(".mm-sentence").inner_text()
         page.evaluate(RUN, 1)
     page.wait_for_function("() => document.querySelector('.mm-explorer')?.dataset.done === '1'", timeout=30_000)

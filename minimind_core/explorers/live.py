@@ -62,7 +62,7 @@ class LiveView(Explorer):
             update=update,
             size=(style.WIDTH, 4.2),
         )
-        self.spec = self.spec | {"works": True, "again": "Not running"}
+        self.spec = self.spec | {"works": True, "again": "Idle"}
         self._draw()
 
     @property
