@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 from .loss import IGNORED
-from .tokenizer import ByteTokenizer, Tokenizer
+from .tokenizer import END, START, ByteTokenizer, Tokenizer
 
 Turns = list[dict[str, Any]]
 """A conversation: [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]"""
 
 ROLES = ("system", "user", "assistant")
-START, END = "<|im_start|>", "<|im_end|>"
 AT_ONCE = 256  # texts that are encoded together
 SHOWN = 5  # places that a report names for each reason
 

@@ -45,8 +45,8 @@ def save_pretrained(model: MiniMindForCausalLM, folder: str | Path, dtype: torch
         (unfinished / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         library = _safetensors()
         try:
-            library.save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
-        except Exception as error:  # the library's own, of a disk that is full
+            library.torch.save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
+        except library.SafetensorError as error:  # of a disk that is full
             raise OSError(f"{folder} cannot be written: {error}") from error
         shutil.copymode(unfinished / CONFIG_FILE, unfinished / WEIGHTS_FILE)  # safetensors lets only the owner read
         for file in (WEIGHTS_FILE, CONFIG_FILE):
@@ -114,7 +114,7 @@ def _weight_files(path: Path) -> list[Path]:
 def _read_weights(file: Path) -> Weights:
     try:
         if file.suffix == ".safetensors":
-            return _safetensors().load_file(file)
+            return _safetensors().torch.load_file(file)
         weights = torch.load(file, map_location="cpu", weights_only=True)  # device: a file knows none
     except (PermissionError, MemoryError, ImportError):
         raise
@@ -215,4 +215,4 @@ def _safetensors() -> Any:
         import safetensors.torch
     except ImportError as error:
         raise ImportError('this needs safetensors: pip install "minimind-core[pretrained]"') from error
-    return safetensors.torch
+    return safetensors

@@ -25,11 +25,12 @@ RESERVED_TOKENS = CONTROL_TOKENS + TAGS + SPARE_TOKENS
 """MiniMind's 36 reserved tokens, ids 0 .. 35. Only the first 21 are flagged special in its files."""
 
 TOKENIZER_FILE, SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
+START, END = "<|im_start|>", "<|im_end|>"
+ENDS = {"bos_token": START, "eos_token": END, "pad_token": "<|endoftext|>"}
 CHAT_TEMPLATE = (
-    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{{ turn.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for turn in messages %}" + START + "{{ turn.role }}\n{{ turn.content }}" + END + "\n{% endfor %}"
+    "{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
 )
-ENDS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
 class _Bytes:
@@ -199,7 +200,7 @@ class Tokenizer(_Bytes):
         ends = {name: token for name, token in self._ends.items() if token is not None}
         write_text(path / TOKENIZER_FILE, content + "\n")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | ends
-        if all(marker in self.special_tokens for marker in ("<|im_start|>", "<|im_end|>")):
+        if {START, END} <= self.special_tokens.keys():
             settings["chat_template"] = CHAT_TEMPLATE
         write_text(path / SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
 

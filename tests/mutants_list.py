@@ -507,9 +507,8 @@ COMMAND = part(
     "",
     ("log twice", 'if line.endswith("}") and json.loads(line)["step"] <= trainer.step]', 'if line.endswith("}")]'),
     ("every stop an interrupt", "return 128 + trainer.stop", "return 130"),
-    ("learned weights not loaded", 'from_pretrained(options["start"], config) if begins else', ""),
-    ("resuming needs the folder of --from", "    if options.resume:\n        return MiniMindConfig",
-     "    if False:\n        return MiniMindConfig"),
+    ("learned weights not loaded", "from_pretrained(start, config) if start else", ""),
+    ("resuming needs the folder of --from", 'if options.resume and name != "bytes" and', "if False and"),
 )  # fmt: skip
 
 DATA = part(

@@ -143,8 +143,10 @@ def test_nothing_is_overwritten_and_nothing_else_is_resumed(whole, tmp_path, cap
 
     assert f"{out} already holds checkpoint.pt; go on with --resume, or choose" in refused("--out", str(out), *SMALL)
     assert "holds no checkpoint.pt to go on with" in refused("--out", str(tmp_path / "new"), "--resume")
-    error = refused("--out", str(out), "--resume", "--learning-rate", "0.5", "--hidden-size", "32")
-    assert "learning_rate is 0.001 there, 0.5 here" in error and "hidden_size is 16 there, 32 here" in error
+    error = refused("--out", str(out), "--resume", "--learning-rate", "0.5", "--clip", "2")
+    assert "learning_rate is 0.001 there, 0.5 here" in error and "clip is 1.0 there, 2.0 here" in error
+    error = refused("--out", str(out), "--resume", "--hidden-size", "32")
+    assert "hidden_size is 16 there, 32 here; leave it out" in error
     assert "steps is 4 there, 9 here" in refused("--out", str(out), "--resume", "--steps", "9")
     assert "steps is 4 there, 5 here" in refused("--out", str(out), "--resume", "--epochs", "1")
     assert "length is 16 there, 17 here" in refused("--out", str(out), "--resume", "--length", "17")
@@ -404,9 +406,9 @@ def test_to_resume_the_folder_of_the_run_is_enough(data, tmp_path, monkeypatch, 
         assert train(tmp_path / "out", data, *options) == 130
     (tmp_path / "config.json").unlink(), (tmp_path / "tokenizer.json").unlink()
     assert main(["--out", str(tmp_path / "out"), "--resume", "--from", str(tmp_path / "whole")]) == 2
-    assert "leave out --from" in capsys.readouterr().err
+    assert f"--from is None there, {tmp_path / 'whole'} here" in capsys.readouterr().err
     assert main(["--out", str(tmp_path / "out"), "--resume", "--tokenizer", "bytes"]) == 2
-    assert "leave out --tokenizer" in capsys.readouterr().err
+    assert "tokenizer.json there, bytes here" in capsys.readouterr().err
     assert main(["--out", str(tmp_path / "out"), "--resume"]) == 0
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
         tmp_path / "whole" / "model.safetensors"

@@ -496,6 +496,18 @@ def test_stamped_text_is_the_same_text(where):
     assert (pictures[1] != 255).any() == (where != (900, 900))
 
 
+@pytest.mark.parametrize("look", [{}, {"family": "DejaVu Sans Mono", "size": 8}, {"weight": "bold", "size": 21}])
+def test_texts_are_laid_out_as_by_matplotlib(look):
+    """Font heights are kept, and are those that matplotlib looks up: one line and three, small and large, at 80 dpi."""
+    boxes = []
+    for kind in (Canvas, FigureCanvasAgg):
+        figure = Figure(figsize=(4, 2), dpi=80)
+        canvas = kind(figure)
+        texts = [figure.text(0.5, 0.5, words, va="top", **look) for words in ("a", "Ag\nj\nloss", "g")]
+        boxes.append([text.get_window_extent(canvas.get_renderer()).bounds for text in texts])
+    np.testing.assert_allclose(*boxes, rtol=1e-12)
+
+
 def test_png_holds_the_pixels():
     explorer = small()
     np.testing.assert_array_equal(pixels(explorer.png), np.asarray(explorer.canvas.buffer_rgba())[..., :3])

@@ -1,6 +1,7 @@
 """Exercises of notebook 14: packing, the learning rate, AdamW, accumulation, one update in the right order."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -379,18 +380,23 @@ def without_pi(step, steps, base, warm_up):
 BETA_1, BETA_2, EPS = 0.9, 0.95, 1e-8
 
 
-def adamw_reference(weight, grad, mean, square, step, rate, decay):
-    """One step of AdamW, counted from 1, with betas 0.9 and 0.95 and eps 1e-8. Returns weight, mean, square."""
-    mean, square = moments(grad, mean, square)
-    return weight - rate * decay * weight - rate * direction(mean, square, step), mean, square
-
-
 def moments(grad, mean, square, beta_1=BETA_1, beta_2=BETA_2):
     return beta_1 * mean + (1 - beta_1) * grad, beta_2 * square + (1 - beta_2) * grad**2
 
 
-def direction(mean, square, step):
-    return mean / (1 - BETA_1**step) / ((square / (1 - BETA_2**step)).sqrt() + EPS)
+def direction(mean, square, step, beta_1=BETA_1, beta_2=BETA_2):
+    return mean / (1 - beta_1**step) / ((square / (1 - beta_2**step)).sqrt() + EPS)
+
+
+def adamw_reference(weight, grad, mean, square, step, rate, decay):
+    """One step of AdamW, counted from 1, with betas 0.9 and 0.95 and eps 1e-8. Returns weight, mean, square."""
+    return stepped(weight, grad, mean, square, step, rate, decay)
+
+
+def stepped(weight, grad, mean, square, step, rate, decay, move=direction, beta_1=BETA_1, beta_2=BETA_2):
+    """The reference, and with another `move` or another beta in the running means many of the mistakes."""
+    mean, square = moments(grad, mean, square, beta_1, beta_2)
+    return weight - rate * decay * weight - rate * move(mean, square, step), mean, square
 
 
 def row(*values: float) -> torch.Tensor:
@@ -430,9 +436,8 @@ adamw = Exercise(
     "after the first step they hold a tenth and a twentieth of the gradient, so the step has the wrong length. Divide "
     "each by 1 - beta**step.",
 )
-def uncorrected(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    return weight - rate * decay * weight - rate * mean / (square.sqrt() + EPS), mean, square
+def uncorrected(*given):
+    return stepped(*given, move=lambda mean, square, step: mean / (square.sqrt() + EPS))
 
 
 @adamw.mutant(
@@ -476,67 +481,62 @@ def decay_afterwards(weight, grad, mean, square, step, rate, decay):
     "eps stands inside the root",
     "its root is 1e-4: gradients below that would hardly move their weight.",
 )
-def eps_inside(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    moved = mean / (1 - BETA_1**step) / (square / (1 - BETA_2**step) + EPS).sqrt()
-    return weight - rate * decay * weight - rate * moved, mean, square
+def eps_inside(*given):
+    return stepped(
+        *given, move=lambda mean, square, step: mean / (1 - BETA_1**step) / (square / (1 - BETA_2**step) + EPS).sqrt()
+    )
 
 
 @adamw.mutant(
     "the root is missing",
     "divided by the mean square, a small gradient makes a huge step.",
 )
-def no_root(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    moved = mean / (1 - BETA_1**step) / (square / (1 - BETA_2**step) + EPS)
-    return weight - rate * decay * weight - rate * moved, mean, square
+def no_root(*given):
+    return stepped(
+        *given, move=lambda mean, square, step: mean / (1 - BETA_1**step) / (square / (1 - BETA_2**step) + EPS)
+    )
 
 
 @adamw.mutant(
     "the root is corrected, not the square under it",
     "divide the square by 1 - 0.95**step first, then take the root.",
 )
-def root_then_correction(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    moved = mean / (1 - BETA_1**step) / (square.sqrt() / (1 - BETA_2**step) + EPS)
-    return weight - rate * decay * weight - rate * moved, mean, square
+def root_then_correction(*given):
+    return stepped(
+        *given, move=lambda mean, square, step: mean / (1 - BETA_1**step) / (square.sqrt() / (1 - BETA_2**step) + EPS)
+    )
 
 
 @adamw.mutant(
     "the two betas are exchanged",
     "0.9 belongs to the mean of the gradient, 0.95 to that of its square.",
 )
-def betas_exchanged(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square, BETA_2, BETA_1)
-    moved = mean / (1 - BETA_2**step) / ((square / (1 - BETA_1**step)).sqrt() + EPS)
-    return weight - rate * decay * weight - rate * moved, mean, square
+def betas_exchanged(*given):
+    return stepped(*given, partial(direction, beta_1=BETA_2, beta_2=BETA_1), BETA_2, BETA_1)
 
 
 @adamw.mutant(
     "the new gradient gets 0.9, and the mean so far 0.1",
     "a running mean keeps most of what it was: 0.9 * mean + 0.1 * grad.",
 )
-def shares_exchanged(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square, 1 - BETA_1, 1 - BETA_2)
-    return weight - rate * decay * weight - rate * direction(mean, square, step), mean, square
+def shares_exchanged(*given):
+    return stepped(*given, beta_1=1 - BETA_1, beta_2=1 - BETA_2)
 
 
 @adamw.mutant(
     "steps are counted from 0 in the correction",
     "at step 1 it must be 1 - beta, since the mean holds 1 - beta of the first gradient. `step` counts from 1 already.",
 )
-def counted_from_two(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    return weight - rate * decay * weight - rate * direction(mean, square, step + 1), mean, square
+def counted_from_two(*given):
+    return stepped(*given, move=lambda mean, square, step: direction(mean, square, step + 1))
 
 
 @adamw.mutant(
     "the step goes uphill",
     "the gradient points to where the loss grows: take the step off.",
 )
-def uphill(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    return weight - rate * decay * weight + rate * direction(mean, square, step), mean, square
+def uphill(*given):
+    return stepped(*given, move=lambda mean, square, step: -direction(mean, square, step))
 
 
 @adamw.mutant(
@@ -563,28 +563,24 @@ def square_of_mean(weight, grad, mean, square, step, rate, decay):
     "the exercise takes 0.95, as many language models do: the squares are averaged over some 20 steps, not 1,000.",
     "0.999 is what PyTorch's AdamW takes if it is told nothing.",
 )
-def beta_of_pytorch(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square, beta_2=0.999)
-    moved = mean / (1 - BETA_1**step) / ((square / (1 - 0.999**step)).sqrt() + EPS)
-    return weight - rate * decay * weight - rate * moved, mean, square
+def beta_of_pytorch(*given):
+    return stepped(*given, partial(direction, beta_2=0.999), beta_2=0.999)
 
 
 @adamw.mutant(
     "in the mean the new gradient gets 0.9, and the mean so far 0.1",
     "the square is right. The mean, too, keeps most of what it was: 0.9 * mean + 0.1 * grad.",
 )
-def mean_shares_exchanged(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square, beta_1=1 - BETA_1)
-    return weight - rate * decay * weight - rate * direction(mean, square, step), mean, square
+def mean_shares_exchanged(*given):
+    return stepped(*given, beta_1=1 - BETA_1)
 
 
 @adamw.mutant(
     "in the square the new one gets 0.95, and the square so far 0.05",
     "the mean is right. The square, too, keeps most of what it was: 0.95 * square + 0.05 * grad**2.",
 )
-def square_shares_exchanged(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square, beta_2=1 - BETA_2)
-    return weight - rate * decay * weight - rate * direction(mean, square, step), mean, square
+def square_shares_exchanged(*given):
+    return stepped(*given, beta_2=1 - BETA_2)
 
 
 @adamw.mutant(
@@ -592,10 +588,8 @@ def square_shares_exchanged(weight, grad, mean, square, step, rate, decay):
     "after the first step it holds a twentieth of the gradient's square, so the step is too long. Divide it by "
     "1 - 0.95**step, as the mean by 1 - 0.9**step.",
 )
-def square_uncorrected(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    moved = mean / (1 - BETA_1**step) / (square.sqrt() + EPS)
-    return weight - rate * decay * weight - rate * moved, mean, square
+def square_uncorrected(*given):
+    return stepped(*given, move=lambda mean, square, step: mean / (1 - BETA_1**step) / (square.sqrt() + EPS))
 
 
 @adamw.mutant(
@@ -603,10 +597,8 @@ def square_uncorrected(weight, grad, mean, square, step, rate, decay):
     "after the first step it holds a tenth of the gradient, so the step is too short. Divide it by 1 - 0.9**step, as "
     "the square by 1 - 0.95**step.",
 )
-def mean_uncorrected(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    moved = mean / ((square / (1 - BETA_2**step)).sqrt() + EPS)
-    return weight - rate * decay * weight - rate * moved, mean, square
+def mean_uncorrected(*given):
+    return stepped(*given, move=lambda mean, square, step: mean / ((square / (1 - BETA_2**step)).sqrt() + EPS))
 
 
 @adamw.mutant(
@@ -621,10 +613,10 @@ def old_moments(weight, grad, mean, square, step, rate, decay):
     "eps is missing",
     "where a gradient was always 0 the step is 0 / 0, NaN, and a tiny gradient moves as far as a large one.",
 )
-def no_eps(weight, grad, mean, square, step, rate, decay):
-    mean, square = moments(grad, mean, square)
-    moved = mean / (1 - BETA_1**step) / (square / (1 - BETA_2**step)).sqrt()
-    return weight - rate * decay * weight - rate * moved, mean, square
+def no_eps(*given):
+    return stepped(
+        *given, move=lambda mean, square, step: mean / (1 - BETA_1**step) / (square / (1 - BETA_2**step)).sqrt()
+    )
 
 
 # a language model of one table: which token follows which ------------------------------------------------------------
@@ -997,9 +989,10 @@ def steps_of(model, ids, labels, scaler):
     return output
 
 
-def finish(model, optimizer, scaler, clip):
+def finish(model, optimizer, scaler, clip, shorten=nn.utils.clip_grad_norm_):
+    """Unscale, clip by `shorten`(parameters, clip), step, update."""
     scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    shorten(list(model.parameters()), clip)
     scaler.step(optimizer)
     scaler.update()
 
@@ -1070,10 +1063,7 @@ def clipped_to_one(model, ids, labels, optimizer, scaler, clip):
 def clipped_by_value(model, ids, labels, optimizer, scaler, clip):
     optimizer.zero_grad()
     output = steps_of(model, ids, labels, scaler)
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_value_(model.parameters(), clip)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(model, optimizer, scaler, clip, nn.utils.clip_grad_value_)
     return output.loss.item()
 
 
@@ -1083,12 +1073,13 @@ def clipped_by_value(model, ids, labels, optimizer, scaler, clip):
 )
 def clipped_one_by_one(model, ids, labels, optimizer, scaler, clip):
     optimizer.zero_grad()
+
+    def one_by_one(parameters, clip):
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_([parameter], clip)
+
     output = steps_of(model, ids, labels, scaler)
-    scaler.unscale_(optimizer)
-    for parameter in model.parameters():
-        nn.utils.clip_grad_norm_([parameter], clip)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(model, optimizer, scaler, clip, one_by_one)
     return output.loss.item()
 
 
@@ -1123,14 +1114,14 @@ def aux_not_scaled(model, ids, labels, optimizer, scaler, clip):
 )
 def always_of_length_clip(model, ids, labels, optimizer, scaler, clip):
     optimizer.zero_grad()
+
+    def to_length(parameters, clip):
+        length = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        for parameter in parameters:
+            parameter.grad *= clip / length
+
     output = steps_of(model, ids, labels, scaler)
-    scaler.unscale_(optimizer)
-    grads = [parameter.grad for parameter in model.parameters()]
-    length = torch.cat([grad.flatten() for grad in grads]).norm()
-    for grad in grads:
-        grad *= clip / length
-    scaler.step(optimizer)
-    scaler.update()
+    finish(model, optimizer, scaler, clip, to_length)
     return output.loss.item()
 
 

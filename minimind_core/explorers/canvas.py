@@ -27,10 +27,11 @@ class StampRenderer(RendererAgg):
         key = hash(prop)
         if key not in self._heights:
             font = get_font(fontManager.findfont(prop))
-            names, table = ("sTypoAscender", "sTypoDescender", "sTypoLineGap"), font.get_sfnt_table("OS/2")
-            scale = prop.get_size_in_points() * self.dpi / 72 / font.units_per_EM
-            ascent, descent, gap = (table[name] * scale for name in names) if table else (None,) * 3
-            self._heights[key] = ascent, descent if descent is None else -descent, gap
+            table, scale = font.get_sfnt_table("OS/2"), prop.get_size_in_points() * self.dpi / 72 / font.units_per_EM
+            self._heights[key] = (None, None, None)  # let Text measure letters
+            if table is not None:
+                below = -table["sTypoDescender"] * scale
+                self._heights[key] = table["sTypoAscender"] * scale, below, table["sTypoLineGap"] * scale
         return self._heights[key]
 
     def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):

@@ -21,8 +21,8 @@ from ..model import MiniMindForCausalLM, count_parameters
 from ..pretrained import WEIGHTS_FILE, from_pretrained, save_pretrained
 from ..pretrained_config import CONFIG_FILE, read_json, to_settings
 from ..tokenizer import TOKENIZER_FILE, ByteTokenizer, Tokenizer
-from . import checkpoint, processes
-from .options import Options, parse, read_config
+from . import processes
+from .options import MODEL, Options, parse, read_config
 from .trainer import Record, Trainer
 
 CHECKPOINT, LOG, OPTIONS = "checkpoint.pt", "log.jsonl", "options.json"
@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options["deterministic"]:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        trainer, tokenizer = _prepare(options, device)
-        return _train(trainer, tokenizer, options)
+        trainer = _prepare(options, device)
+        return _train(trainer, options)
     except KeyboardInterrupt:
         say("stopped before the first update; nothing to save")
         return 128 + signal.SIGINT
@@ -73,9 +73,13 @@ def _open(options: Options) -> Options:
         if not (out / CHECKPOINT).is_file():
             raise FileNotFoundError(f"{out} holds no {CHECKPOINT} to go on with; leave out --resume to begin")
         given = read_json(kept)
-        for option, name in {"--from": "start", "--config": "config", "--tokenizer": "tokenizer"}.items():
-            if options.given.get(name, given.get(name)) != given.get(name):
-                raise ValueError(f"--resume goes on with what the run began with; leave out {option}")
+        for name in ("start", "config", "tokenizer", *MODEL):  # the others are compared with the checkpoint's
+            now, then = options.given.get(name, given.get(name)), given.get(name)
+            if now != then:
+                option = "--from" if name == "start" else name
+                raise ValueError(
+                    f"--resume goes on as the run began: {option} is {then} there, {now} here; leave it out"
+                )
         if "epochs" in options.given:  # one of the two says how long; what is said now wins
             given.pop("steps", None)
         return Options(out, True, given | options.given)
@@ -88,38 +92,37 @@ def _open(options: Options) -> Options:
     return options
 
 
-def _prepare(options: Options, device: torch.device) -> tuple[Trainer, Any]:
+def _prepare(options: Options, device: torch.device) -> Trainer:
     settings, out = options.settings(), options.out
     if not 0 <= options["held_out"] <= 0.5:
         raise ValueError(f"--held-out is {options['held_out']}; give a share of at least 0 and at most 0.5")
     if options["save_every"] < 0:
         raise ValueError(f"--save-every is {options['save_every']}; give a number of updates, or 0 for the end only")
     tokenizer = _tokenizer(options)
-    config = options.config(tokenizer, _start_config(options))
-    to_settings(config, torch.float32)  # raises now what save_pretrained could not hold at the end
+    config = None if options.resume else options.config(tokenizer, _start_config(options))
     samples, held_out = _samples(options, tokenizer)
-    torch.manual_seed(settings.seed)
-    begins = options["start"] and not options.resume
-    model = from_pretrained(options["start"], config) if begins else MiniMindForCausalLM(config)
     if options.resume:
-        trainer = Trainer.resume(out / CHECKPOINT, samples, held_out, device, model, settings)
+        trainer = Trainer.resume(out / CHECKPOINT, samples, held_out, device, settings=settings)
     else:
+        to_settings(config, torch.float32)  # raises now what save_pretrained could not hold at the end
+        torch.manual_seed(settings.seed)
+        start = options["start"]
+        model = from_pretrained(start, config) if start else MiniMindForCausalLM(config)
         trainer = Trainer(model, samples, settings, held_out, device)
         if processes.rank() == 0:
             if isinstance(tokenizer, Tokenizer):
                 tokenizer.save(out)  # to resume, OUT is enough
             write_text(out / OPTIONS, json.dumps(options.given, indent=2) + "\n")
+    parameters = count_parameters(trainer.model).total
     say(
-        f"{count_parameters(model).total:,} parameters, {len(samples):,} samples of {options['length']} tokens and "
+        f"{parameters:,} parameters, {len(samples):,} samples of {options['length']} tokens and "
         f"{len(held_out or ()):,} held out; {trainer.steps:,} updates on {device}, processes: {processes.count()}"
     )
-    return trainer, tokenizer
+    return trainer
 
 
 def _start_config(options: Options) -> MiniMindConfig | None:
-    """The config of the run to resume, or of the weights that --from names."""
-    if options.resume:
-        return MiniMindConfig(**checkpoint.read(options.out / CHECKPOINT)["identity"]["model"])
+    """The config of the weights that --from names."""
     if not options["start"]:
         return None
     start, config = Path(options["start"]), options.given.get("config")
@@ -189,7 +192,7 @@ def _samples(options: Options, tokenizer: Any) -> tuple[Sequence, Sequence | Non
     return Subset(samples, sides[0]), Subset(samples, sides[1])
 
 
-def _train(trainer: Trainer, tokenizer: Any, options: Options) -> int:
+def _train(trainer: Trainer, options: Options) -> int:
     def stop(number: int, frame: Any) -> None:
         trainer.stop = number
 
@@ -210,8 +213,6 @@ def _train(trainer: Trainer, tokenizer: Any, options: Options) -> int:
         if trainer.step == trainer.steps:
             if processes.rank() == 0:
                 save_pretrained(trainer.model, options.out)
-                if isinstance(tokenizer, Tokenizer):
-                    tokenizer.save(options.out)
             say(f"done: the model is in {options.out}")
             return 0
         start = "python" if processes.count() == 1 else f"torchrun --nproc_per_node={processes.count()}"

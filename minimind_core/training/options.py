@@ -129,20 +129,19 @@ class Options:
     def config(self, tokenizer: Any, start: MiniMindConfig | None = None) -> MiniMindConfig:
         """The model's config: `start`, else --config's, else the defaults; options win; the tokenizer's vocabulary.
 
-        start: the config of the weights to begin with, or of the run to resume.
+        start: the config of the weights that --from names.
         """
         ends = {f"{end}_token_id": getattr(tokenizer, f"{end}_token_id") for end in ("bos", "eos", "pad")}
         ends = {name: token for name, token in ends.items() if token is not None}
         fields = {name: value for name, value in self.given.items() if name in MODEL}
         source = self["start"] or self.given.get("config")
-        if start and not self.resume:
+        if start:
             self._check_shape(start)
             if isinstance(tokenizer, ByteTokenizer) and start.vocab_size > tokenizer.vocab_size:
                 raise ValueError(
                     f"{source} has vocab_size {start.vocab_size}, bytes are {tokenizer.vocab_size}; give the "
                     f"tokenizer.json of these weights to --tokenizer"
                 )
-        if start:
             config = start
         elif source:
             config = read_config(Path(source))
@@ -160,7 +159,7 @@ class Options:
             fields |= {"use_moe": True, "num_experts": experts}
         elif experts == 0:
             fields["use_moe"] = False
-        if experts or (start and not self.resume):  # a router that learns, also when each token visits one expert
+        if experts or start:  # a router that learns, also when each token visits one expert
             fields["router_gradient"] = "straight_through"  # the outputs are the same
         return config.replace(**ends, **fields)
 
