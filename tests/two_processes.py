@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIMIT = 120  # seconds for both processes; then they are killed
+LIMIT = 90  # seconds for both processes; then they are killed
 
 
 def run_two(module: str, folder: Path) -> list[dict]:
